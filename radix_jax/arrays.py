@@ -1,0 +1,80 @@
+"""The pytrees that cross to the device, and the letters of their shapes.
+
+B row (a request's share of a step) · T query token, all rows flat · S kv token · P page (of a row, or of the pool)
+K page_size · L layer · N q head · G kv head · H head_dim · D model · F ffn · V vocabulary · W = 2 * G * H
+
+The pool is one flat array `kv[L * P, K, W]`: page p of layer l is row `l * num_pages + p`. Lanes of one token:
+
+    [0, H) K of head 0   [H, 2H) V of head 0   [2H, 3H) K of head 1   ...   [(2G-1)H, 2GH) V of head G-1
+"""
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jaxtyping import Float, Float32, Int32, UInt32
+
+Array = jax.Array | np.ndarray
+KVPool = Float[jax.Array, "LP K W"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepInputs:
+    """What a prefill or decode step reads besides params and pool. Rows are contiguous in the flat token axis.
+
+    token_ids: ids to compute, row after row; padding 0.
+    positions: place of each token in its request; padding 0.
+    page_table: page ids of each row; unused entries 0, the null page.
+    kv_lens: tokens of each row whose KV is in the pool once this step has written its own; 0 for a padding row.
+    cu_q_lens: row b computes tokens [cu_q_lens[b], cu_q_lens[b + 1]); flat from the last real row on.
+    write_slots: page * page_size + offset for each token; padding: distinct ids from num_pages * page_size up, never
+        negative (a negative index wraps around).
+    """
+
+    token_ids: Int32[Array, " T"]
+    positions: Int32[Array, " T"]
+    page_table: Int32[Array, "B P"]
+    kv_lens: Int32[Array, " B"]
+    cu_q_lens: Int32[Array, " B_plus_1"]
+    write_slots: Int32[Array, " T"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SamplingInputs:
+    """How the next token of each row is chosen; padding rows are greedy.
+
+    temperature: 0 is greedy. top_k: V keeps all. top_p: 1 keeps all. min_p: 0 keeps all.
+    seed: low and high word of the request's seed. sample_index: which sample of the request.
+    position: place of the token being chosen in its request.
+    """
+
+    temperature: Float32[Array, " B"]
+    top_k: Int32[Array, " B"]
+    top_p: Float32[Array, " B"]
+    min_p: Float32[Array, " B"]
+    seed: UInt32[Array, "B 2"]
+    sample_index: Int32[Array, " B"]
+    position: Int32[Array, " B"]
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """Where one leaf of a model's params comes from in a checkpoint.
+
+    path: the leaf's place in the params, e.g. ("layers", 3, "q_proj").
+    hf_name, gguf_name: tensor names in safetensors and GGUF files.
+    shape: as stored in the file, [out, in] for a matrix.
+    transpose: the leaf is the stored matrix transposed, [in, out].
+    gguf_rope_heads: GGUF stores the rows of this matrix permuted for its own rope, by this many heads; 0: it doesn't.
+    optional: may be missing (the head of a model that ties it to the embedding).
+    """
+
+    path: tuple[str | int, ...]
+    hf_name: str
+    gguf_name: str
+    shape: tuple[int, ...]
+    transpose: bool = False
+    gguf_rope_heads: int = 0
+    optional: bool = False

@@ -1,0 +1,104 @@
+"""EngineConfig: every setting of an engine, checked here and nowhere else."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+AttentionBackend = Literal["auto", "xla", "pallas_gpu", "pallas_tpu", "pallas_interpret"]
+Warmup = Literal["lazy", "full"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+SCHEDULE_POLICIES = ("lpm", "fcfs", "shortest-prefill-first")
+EVICTION_POLICIES = ("lru",)
+BUILT_BACKENDS = ("auto", "xla")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine. `None` means: chosen from the model and the machine, and logged.
+
+    page_size: tokens a page.
+    num_pages: pages of the pool, the null page 0 included; give this or `kv_memory_fraction`.
+    kv_memory_fraction: share of the accelerator's free memory, after the weights, that the pool takes.
+    max_model_len: longest prompt + output in tokens; None is the model's own (4,096 at most on CPU).
+    max_running_requests: rows that decode together.
+    max_prefill_tokens: tokens a prefill step computes; longer prompts are prefilled in chunks.
+    schedule_policy: "lpm" (longest prefix match, with aging), "fcfs" or "shortest-prefill-first".
+    eviction_policy: which unlocked leaf goes first; "lru".
+    enable_prefix_cache: False computes every prompt in full.
+    dtype, kv_dtype: of weights and of the pool; None is float32 on CPU and bfloat16 on accelerators.
+    attention_backend: "auto" picks by platform.
+    warmup: "full" compiles every bucket at start, "lazy" on first use.
+    compile_cache_dir: folder of XLA's persistent compile cache; None is the user's cache folder, "" turns it off.
+    seed: seeds the requests that bring no seed of their own.
+    partial_pages, deterministic: not built yet; True is refused.
+
+    Raises:
+        ValueError: a value out of its range, with the rule and the value.
+        NotImplementedError: a setting that is promised and not built yet.
+    """
+
+    page_size: int = 16
+    num_pages: int | None = None
+    kv_memory_fraction: float | None = None
+    max_model_len: int | None = None
+    max_running_requests: int = 64
+    max_prefill_tokens: int = 2048
+    schedule_policy: str = "lpm"
+    eviction_policy: str = "lru"
+    enable_prefix_cache: bool = True
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    attention_backend: str = "auto"
+    warmup: str = "lazy"
+    compile_cache_dir: str | None = None
+    seed: int = 0
+    partial_pages: bool = False
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "max_running_requests", "max_prefill_tokens"):
+            check_int(name, getattr(self, name), at_least=1)
+        check_int("seed", self.seed, at_least=0)
+        if self.num_pages is not None:
+            check_int("num_pages", self.num_pages, at_least=2)
+        if self.max_model_len is not None:
+            check_int("max_model_len", self.max_model_len, at_least=2)
+        if self.kv_memory_fraction is not None:
+            if self.num_pages is not None:
+                raise ValueError("num_pages and kv_memory_fraction both size the pool; give one of them")
+            if not 0.0 < self.kv_memory_fraction <= 1.0:
+                raise ValueError(f"kv_memory_fraction={self.kv_memory_fraction} is outside (0, 1]")
+        for name in ("enable_prefix_cache", "partial_pages", "deterministic"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} is not a bool")
+        _check_choice("dtype", self.dtype, (None, *get_args(Dtype)))
+        _check_choice("kv_dtype", self.kv_dtype, (None, *get_args(Dtype)))
+        _check_choice("warmup", self.warmup, get_args(Warmup))
+        _check_choice("attention_backend", self.attention_backend, get_args(AttentionBackend))
+        _check_choice("schedule_policy", self.schedule_policy, SCHEDULE_POLICIES)
+        _check_choice("eviction_policy", self.eviction_policy, EVICTION_POLICIES)
+        if self.attention_backend not in BUILT_BACKENDS:
+            raise NotImplementedError(
+                f"attention_backend={self.attention_backend!r} is not built yet; use one of {', '.join(BUILT_BACKENDS)}"
+            )
+        for name in ("partial_pages", "deterministic"):
+            if getattr(self, name):
+                raise NotImplementedError(f"{name}=True is not built yet; leave it False")
+
+
+ENGINE_FIELDS = tuple(field.name for field in dataclasses.fields(EngineConfig))
+
+
+def check_int(name: str, value: object, *, at_least: int) -> None:
+    """Raise ValueError unless `value` is an int (not a bool) of at least `at_least`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}={value!r} is not an int")
+    if value < at_least:
+        raise ValueError(f"{name}={value} is below its least value {at_least}")
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name}={value!r} is not one of {listed}")

@@ -1,0 +1,159 @@
+"""What a caller sends and gets back: SamplingParams, Request, RequestOutput, CompletionOutput."""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from radix_jax.config import check_int
+
+FinishReason = Literal["stop", "length", "abort"]
+
+# Value that leaves a field unused, for each field that is promised and not built yet.
+_NOT_BUILT: dict[str, object] = {
+    "n": 1,
+    "min_tokens": 0,
+    "stop": (),
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "logprobs": None,
+    "prompt_logprobs": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen. The defaults are those of vLLM.
+
+    temperature: 0 is greedy; else logits are divided by it.
+    top_k: keep the k most likely tokens; 0 or -1 keeps all.
+    top_p: keep the smallest set of most likely tokens whose probability reaches top_p.
+    min_p: drop tokens less likely than min_p times the most likely one.
+    max_tokens: output tokens at most; None is up to the context.
+    stop_token_ids: ids that end the request besides the model's end-of-sequence ids.
+    ignore_eos: the model's end-of-sequence ids do not end the request.
+    seed: with (sample index, position) it is the only source of randomness; None draws one from the engine's seed.
+    n, min_tokens, stop, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, logprobs,
+    prompt_logprobs: not built yet; any value that would have an effect is refused.
+
+    Raises:
+        ValueError: a value out of its range, with the rule and the value.
+        NotImplementedError: a field that is promised and not built yet.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_float("temperature", self.temperature, low=0.0, high=math.inf)
+        _check_float("top_p", self.top_p, low=0.0, high=1.0)
+        if self.top_p == 0.0:
+            raise ValueError("top_p=0.0 keeps no token; use a value in (0, 1], or temperature=0 for greedy")
+        _check_float("min_p", self.min_p, low=0.0, high=1.0)
+        check_int("top_k", self.top_k, at_least=-1)
+        if self.max_tokens is not None:
+            check_int("max_tokens", self.max_tokens, at_least=1)
+        if self.seed is not None:
+            check_int("seed", self.seed, at_least=0)
+            if self.seed >= 2**63:
+                raise ValueError(f"seed={self.seed} is above its largest value {2**63 - 1}")
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos={self.ignore_eos!r} is not a bool")
+        object.__setattr__(self, "stop_token_ids", _token_id_tuple(self.stop_token_ids))
+        for name, unused in _NOT_BUILT.items():
+            value = getattr(self, name)
+            if value != unused and not (unused in ((), None) and not value and value is not False and value != 0):
+                raise NotImplementedError(f"SamplingParams.{name}={value!r} is not built yet; leave it at {unused!r}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """One request as the scheduler takes it: checked, ids as int32, every default resolved.
+
+    token_ids: int32 [prompt_len], at least one.
+    max_tokens: output tokens at most, so that prompt + output fits the context.
+    stop_ids: ids that end the request ("stop"): the model's end-of-sequence ids unless ignored, and stop_token_ids.
+    seed: resolved seed of the request's random keys.
+    arrival: rises by one with each request of an engine.
+    namespace: KV is shared only inside one namespace; any hashable value.
+    """
+
+    request_id: str
+    token_ids: np.ndarray
+    sampling: SamplingParams
+    max_tokens: int
+    stop_ids: frozenset[int]
+    seed: int
+    arrival: int
+    namespace: Hashable = None
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOutput:
+    """One completion of a request; `token_ids` and `text` are cumulative.
+
+    index: sample index. text: decoded `token_ids`, "" where no tokenizer is at hand (Engine).
+    finish_reason: None while running, then "stop" | "length" | "abort". stop_reason: the id that stopped it.
+    """
+
+    index: int
+    token_ids: list[int]
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    logprobs: list[dict[int, Any]] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOutput:
+    """State of one request after a step.
+
+    cached_tokens: prompt tokens served from the cache when the request was first admitted.
+    outputs: one CompletionOutput a sample, cumulative; empty when `error` is set.
+    error: why the request was refused, None for a request that ran.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    cached_tokens: int
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = False
+    prompt: str | None = None
+    error: str | None = None
+
+
+def _check_float(name: str, value: object, *, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name}={value!r} is not a finite number")
+    if not low <= value <= high:
+        raise ValueError(f"{name}={value} is outside [{low}, {high}]")
+
+
+def _token_id_tuple(ids: Sequence[int] | None) -> tuple[int, ...]:
+    for token_id in ids or ():
+        check_int("stop_token_ids entry", token_id, at_least=0)
+    return tuple(ids or ())
