@@ -1,0 +1,16 @@
+"""Set-up of every test: JAX on the CPU, runtime checks of shapes and types, hypothesis without deadlines."""
+
+import os
+
+from hypothesis import settings
+from jaxtyping import install_import_hook
+
+# Read when JAX is first imported. A caller who wants the tests on an accelerator sets it before.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# Only what is imported after the hook is checked, so nothing of radix_jax may be imported above.
+install_import_hook("radix_jax", "beartype.beartype")
+
+settings.register_profile("local", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
