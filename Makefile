@@ -1,0 +1,42 @@
+# Each target makes its own environment on first use and keeps it until pyproject.toml changes.
+# VENV=.venv312 PYTHON=python3.12 make test     another environment, another interpreter
+
+VENV ?= .venv
+PYTEST = $(VENV)/bin/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-aot lint format bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(VENV)/.installed-base  ## install what is needed, fetch a small model, show what the radix cache saves
+	$(VENV)/bin/python -m radix_jax demo
+
+test: $(VENV)/.installed-test  ## the tests, 15 minutes at most on 2 cores; needs neither torch nor an accelerator
+	$(PYTEST)
+
+test-slow: $(VENV)/.installed-test $(VENV)/.installed-oracle  ## the rest: against transformers, the real model at length
+	$(PYTEST) -m 'slow and not aot'
+
+test-aot: $(VENV)/.installed-test  ## the full model compiled for accelerators that are not there
+	$(PYTEST) -m aot
+
+lint: $(VENV)/.installed-dev  ## style, types and the arrows between the rooms
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.installed-dev  ## lay the code out and mend what can be mended by rule
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(VENV)/.installed-base  ## the four offline workloads, one JSON line each
+	$(VENV)/bin/python -m benchmarks.offline --json
+
+clean:  ## remove the environment and what tools left behind
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(VENV)/.installed-%: pyproject.toml .ci/install
+	.ci/install $(VENV) $*
