@@ -28,7 +28,7 @@ SHARED = {
     "num_key_value_heads": 4,
     "head_dim": 8,
     "max_position_embeddings": 128,
-    "initializer_range": 0.3,
+    "initializer_range": 0.2,
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
