@@ -1,0 +1,1 @@
+"""Attention kernels over the page pool, one folder a kernel."""

@@ -28,8 +28,8 @@ class StepInputs:
     page_table: page ids of each row; unused entries 0, the null page.
     kv_lens: tokens of each row whose KV is in the pool once this step has written its own; 0 for a padding row.
     cu_q_lens: row b computes tokens [cu_q_lens[b], cu_q_lens[b + 1]); flat from the last real row on.
-    write_slots: page * page_size + offset for each token; padding: distinct ids from num_pages * page_size up, never
-        negative (a negative index wraps around).
+    write_slots: page * page_size + offset for each token; padding: distinct ids from L * P * page_size up, past the
+        last layer's pages. Never negative: a negative index wraps around.
     """
 
     token_ids: Int32[Array, " T"]

@@ -1,0 +1,91 @@
+"""What every model family gives the engine, and the params that the functional core takes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+from flax import nnx
+from jaxtyping import Float, Int32
+
+from radix_jax.arrays import WeightSpec
+
+# attend(kv, layer, q[T, N, H], k[T, G, H], v[T, G, H]) -> (kv, out[T, N, H]); kv is whatever the attention keeps.
+Attend = Callable[[Any, int, jax.Array, jax.Array, jax.Array], tuple[Any, jax.Array]]
+# A nested dict of leaves, as `nnx.to_pure_dict(nnx.state(module))` gives it.
+Weights = dict[Any, Any]
+
+
+class ModelConfig(Protocol):
+    """What the engine and the pool need to know of any model."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        ...
+
+    @property
+    def num_heads(self) -> int:
+        """N."""
+        ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """G."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """H."""
+        ...
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Longest context that the model was made for, in tokens."""
+        ...
+
+    @property
+    def tie_word_embeddings(self) -> bool:
+        """The head is the embedding, transposed."""
+        ...
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ModelParams:
+    """The first argument of `prefill` and `decode`: the leaves of a model, and its config as static data.
+
+    weights: nested dict of leaves. head: [D, V]; None stands for the tied embedding read transposed.
+    """
+
+    weights: Weights
+    head: Float[jax.Array, "D V"] | None
+    config: Any = field(metadata={"static": True})
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """A model family, as the registry holds it.
+
+    name: short name, and the `general.architecture` of GGUF files.
+    architectures: values of `architectures` in a Hugging Face config.json.
+    config_type, module_type: the frozen config dataclass and the NNX module, made as `module_type(config, rngs=rngs)`.
+    parse_config: config.json as a dict -> config; raises ValueError on a feature that the family doesn't have.
+    weight_specs: config -> where each leaf of the module lies in a checkpoint.
+    forward: (weights, config, token_ids[T], positions[T], kv, attend) -> (kv, hidden[T, D]).
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    config_type: type
+    module_type: type[nnx.Module]
+    parse_config: Callable[[dict[str, Any]], Any]
+    weight_specs: Callable[[Any], tuple[WeightSpec, ...]]
+    forward: Callable[
+        [Weights, Any, Int32[jax.Array, " T"], Int32[jax.Array, " T"], Any, Attend], tuple[Any, Float[jax.Array, "T D"]]
+    ]

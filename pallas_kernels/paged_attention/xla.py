@@ -1,0 +1,170 @@
+"""Paged attention in plain XLA, for every platform.
+
+The queries are cut into tiles that each lie inside one row; a tile walks its row's KV in blocks of whole pages, as far
+as it can see, keeping a running maximum and sum (online softmax). So the work follows the real lengths while every
+shape is static. On a CPU the tiles run one after the other, which keeps a block in its cache; elsewhere all at once.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Float32, Int32
+
+from radix_jax.arrays import KVPool
+
+Q_TILE_LEN = 64
+DECODE_BLOCK_LEN = 128
+PREFILL_BLOCK_LEN = 256
+# Stands for minus infinity: exp(x - NEG) is 0 and NEG - NEG is 0, where infinities would give NaN.
+NEG = -1e30
+
+
+def paged_attention_xla(
+    q: Float[jax.Array, "T N H"],
+    kv_pages: KVPool,
+    page_table: Int32[jax.Array, "B P"],
+    kv_lens: Int32[jax.Array, " B"],
+    cu_q_lens: Int32[jax.Array, " B_plus_1"],
+    *,
+    page_offset: int,
+    scale: float,
+    max_q_len: int,
+    sequential: bool,
+) -> Float[jax.Array, "T N H"]:
+    """See `paged_attention`. Scores and sums are float32. `sequential` runs the tiles one after the other."""
+    num_tokens, num_rows, page_size = q.shape[0], page_table.shape[0], kv_pages.shape[1]
+    tile_len = min(Q_TILE_LEN, max_q_len)
+    block_len = DECODE_BLOCK_LEN if tile_len == 1 else PREFILL_BLOCK_LEN
+    pages_per_block = max(1, block_len // page_size)
+    attend = _attend_token if tile_len == 1 else _attend_tile
+    tile_rows, tile_starts, tile_of_token = _cut_tiles(cu_q_lens, num_tokens, num_rows, tile_len)
+    padded_table = _pad_end(page_table, 1, -page_table.shape[1] % pages_per_block) + page_offset
+    padded_q = _pad_end(q.astype(jnp.float32) * scale, 0, tile_len)
+
+    def run_tile(row: Int32[jax.Array, ""], start: Int32[jax.Array, ""]) -> Float32[jax.Array, "Q N H"]:
+        kv_len = kv_lens[row]
+        # The row's queries are the last of its kv_len tokens.
+        q_pos = kv_len - cu_q_lens[row + 1] + start + jnp.arange(tile_len, dtype=jnp.int32)
+        pages = padded_table[row]
+
+        def load(i: Int32[jax.Array, ""]) -> tuple[Float32[jax.Array, "S W"], Bool[jax.Array, "Q S"]]:
+            block_pages = jax.lax.dynamic_slice_in_dim(pages, i * pages_per_block, pages_per_block)
+            block = kv_pages.at[block_pages].get(mode="promise_in_bounds").reshape(-1, kv_pages.shape[2])
+            kv_pos = i * pages_per_block * page_size + jnp.arange(block.shape[0], dtype=jnp.int32)
+            # What lies past the row's end was never written by it and may be anything, NaN included: 0 * NaN is NaN.
+            block = jnp.where((kv_pos < kv_len)[:, None], block.astype(jnp.float32), 0.0)
+            return block, kv_pos <= jnp.minimum(q_pos, kv_len - 1)[:, None]
+
+        visible_len = jnp.minimum(q_pos[-1] + 1, kv_len)
+        num_blocks = -(-visible_len // (pages_per_block * page_size))
+        return attend(jax.lax.dynamic_slice_in_dim(padded_q, start, tile_len), load, num_blocks, kv_pages.shape[2])
+
+    if sequential:
+        tiles = jax.lax.map(lambda tile: run_tile(*tile), (tile_rows, tile_starts))
+    else:
+        tiles = jax.vmap(run_tile)(tile_rows, tile_starts)
+    return tiles.reshape(-1, *q.shape[1:])[tile_of_token].astype(q.dtype)
+
+
+def _cut_tiles(
+    cu_q_lens: Int32[jax.Array, " B_plus_1"], num_tokens: int, num_rows: int, tile_len: int
+) -> tuple[Int32[jax.Array, " I"], Int32[jax.Array, " I"], Int32[jax.Array, " T"]]:
+    """(row of each tile, first token of each tile, place of each token among the tiles' tokens).
+
+    Tiles past the last real one belong to the last row and start behind it, so that they see nothing more than it.
+    """
+    tokens = jnp.arange(num_tokens, dtype=jnp.int32)
+    if tile_len == 1:
+        return jnp.arange(num_rows, dtype=jnp.int32), jnp.arange(num_rows, dtype=jnp.int32), tokens
+    tiles = jnp.arange(num_rows + num_tokens // tile_len, dtype=jnp.int32)
+    tiles_per_row = -(-(cu_q_lens[1:] - cu_q_lens[:-1]) // tile_len)
+    cu_tiles = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(tiles_per_row, dtype=jnp.int32)])
+    rows = _last_not_above(cu_tiles, tiles)
+    token_rows = _last_not_above(cu_q_lens, tokens)
+    in_row = tokens - cu_q_lens[token_rows]
+    places = (cu_tiles[token_rows] + in_row // tile_len) * tile_len + in_row % tile_len
+    starts = jnp.minimum(cu_q_lens[rows] + (tiles - cu_tiles[rows]) * tile_len, num_tokens)
+    return rows, starts, jnp.minimum(places, tiles.shape[0] * tile_len - 1)
+
+
+def _last_not_above(cumulative: Int32[jax.Array, " B_plus_1"], x: Int32[jax.Array, " X"]) -> Int32[jax.Array, " X"]:
+    """The row that x falls in; past the end, the last row."""
+    found = jnp.searchsorted(cumulative, x, side="right").astype(jnp.int32) - 1
+    return jnp.minimum(found, cumulative.shape[0] - 2)
+
+
+def _attend_token(
+    q: Float32[jax.Array, "1 N H"], load: Callable, num_blocks: Int32[jax.Array, ""], width: int
+) -> Float32[jax.Array, "1 N H"]:
+    """One query over its blocks, without taking K and V apart: the query is spread over the pool's lanes, zero but in
+    its own head's K, so that one matmul a block gives the scores of all heads, and one more the sums of all V lanes."""
+    _, num_heads, head_dim = q.shape
+    num_kv_heads = width // (2 * head_dim)
+    own = jnp.arange(num_heads) // (num_heads // num_kv_heads) == jnp.arange(num_kv_heads)[:, None]
+    k_lanes = jnp.where(own.T[:, :, None], q[0][:, None, :], 0.0)
+    lanes = jnp.stack([k_lanes, jnp.zeros_like(k_lanes)], axis=2).reshape(num_heads, -1)
+    lanes = _pad_end(lanes, 1, width - lanes.shape[1])
+    out = _online_softmax(
+        load,
+        num_blocks,
+        scores=lambda block: lanes @ block.T,
+        sums=lambda weights, block: weights @ block,
+        scores_shape=(num_heads,),
+        num_lanes=width,
+    )
+    v_lanes = out[:, : 2 * num_kv_heads * head_dim].reshape(num_heads, num_kv_heads, 2, head_dim)[:, :, 1]
+    return jnp.where(own.T[:, :, None], v_lanes, 0.0).sum(axis=1)[None]
+
+
+def _attend_tile(
+    q: Float32[jax.Array, "Q N H"], load: Callable, num_blocks: Int32[jax.Array, ""], width: int
+) -> Float32[jax.Array, "Q N H"]:
+    """Many queries of one row over its blocks, a matmul for each kv head."""
+    tile_len, _, head_dim = q.shape
+    num_kv_heads = width // (2 * head_dim)
+    grouped = q.reshape(tile_len, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
+
+    def part(block: Float32[jax.Array, "S W"], which: int) -> Float32[jax.Array, "S G H"]:
+        return block[:, : 2 * num_kv_heads * head_dim].reshape(-1, num_kv_heads, 2, head_dim)[:, :, which]
+
+    out = _online_softmax(
+        load,
+        num_blocks,
+        scores=lambda block: jnp.einsum("grqh,sgh->grqs", grouped, part(block, 0)),
+        sums=lambda weights, block: jnp.einsum("grqs,sgh->grqh", weights, part(block, 1)),
+        scores_shape=grouped.shape[:3],
+        num_lanes=head_dim,
+    )
+    return out.transpose(2, 0, 1, 3).reshape(q.shape)
+
+
+def _online_softmax(
+    load: Callable,
+    num_blocks: Int32[jax.Array, ""],
+    *,
+    scores: Callable,
+    sums: Callable,
+    scores_shape: tuple[int, ...],
+    num_lanes: int,
+) -> Float32[jax.Array, "..."]:
+    """Softmax-weighted sums over blocks (Milakov and Gimelshein 2018, algorithm 3); 0 where there is no block."""
+
+    def step(i: Int32[jax.Array, ""], state: tuple[jax.Array, jax.Array, jax.Array]):
+        top, total, acc = state
+        block, mask = load(i)
+        s = jnp.where(mask, scores(block), NEG)
+        new_top = jnp.maximum(top, s.max(axis=-1))
+        weights = jnp.exp(s - new_top[..., None])
+        decay = jnp.exp(top - new_top)
+        return new_top, total * decay + weights.sum(axis=-1), acc * decay[..., None] + sums(weights, block)
+
+    start = (jnp.full(scores_shape, NEG), jnp.zeros(scores_shape), jnp.zeros((*scores_shape, num_lanes)))
+    _, total, acc = jax.lax.fori_loop(0, num_blocks, step, start)
+    return acc / jnp.maximum(total, 1e-30)[..., None]
+
+
+def _pad_end(x: jax.Array, axis: int, amount: int) -> jax.Array:
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, amount)
+    return jnp.pad(x, widths)

@@ -1,0 +1,95 @@
+"""The pure core: `init_kv`, `prefill`, `decode`. The engine runs exactly these, and so can any other JAX code.
+
+    kv = init_kv(config, num_pages, page_size, dtype)
+    kv, logits = jax.jit(prefill, donate_argnums=1)(params, kv, inputs)     # ragged rows, any number of tokens a row
+    kv, logits = jax.jit(decode, donate_argnums=1)(params, kv, inputs)      # one token a row
+
+Both write the K and V of the new tokens into the pool, attend over the pages of each row, and return the logits of each
+row's last token. Shapes are static, lengths are data. Letters as in `radix_jax.arrays`.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Float32
+
+from radix_jax.arrays import KVPool, StepInputs
+from radix_jax.models.base import ModelConfig, ModelParams
+from radix_jax.models.layers import linear
+from radix_jax.models.registry import family_for_config
+from radix_jax.pallas_kernels.paged_attention import paged_attention, write_kv
+
+# Slots are int32 and padding slots lie past the pool's end, a layer's offset further still.
+MAX_SLOTS = 2**30
+
+
+def kv_width(config: ModelConfig) -> int:
+    """W: lanes that the K and V of one token take in one layer, 2 * G * H."""
+    return 2 * config.num_kv_heads * config.head_dim
+
+
+def init_kv(config: ModelConfig, num_pages: int, page_size: int, dtype: str = "float32") -> KVPool:
+    """An empty pool [num_layers * num_pages, page_size, W] of `dtype`; page 0 of each layer is the null page.
+
+    Raises:
+        ValueError: fewer than 2 pages (one usable), or more slots than int32 can name.
+    """
+    if num_pages < 2 or page_size < 1:
+        raise ValueError(
+            f"num_pages={num_pages}, page_size={page_size}: a pool needs 2 pages (0 is the null page) of 1"
+        )
+    if config.num_layers * num_pages * page_size > MAX_SLOTS:
+        raise ValueError(
+            f"{config.num_layers} layers x {num_pages} pages x {page_size} tokens exceed {MAX_SLOTS} slots; "
+            "lower num_pages"
+        )
+    return jnp.zeros((config.num_layers * num_pages, page_size, kv_width(config)), dtype)
+
+
+def prefill(
+    params: ModelParams, kv: KVPool, inputs: StepInputs, *, attention_backend: str = "auto"
+) -> tuple[KVPool, Float32[jax.Array, "B V"]]:
+    """Compute ragged rows: row b's tokens are [cu_q_lens[b], cu_q_lens[b + 1]) of the flat T, after a cached prefix of
+    any length. Returns (kv, logits of each row's last token). Logits of padding rows are undefined.
+    """
+    kv, hidden = _forward(params, kv, inputs, inputs.token_ids.shape[0], attention_backend)
+    last = jnp.maximum(jnp.asarray(inputs.cu_q_lens)[1:] - 1, 0)
+    return kv, _logits(params, hidden[last])
+
+
+def decode(
+    params: ModelParams, kv: KVPool, inputs: StepInputs, *, attention_backend: str = "auto"
+) -> tuple[KVPool, Float32[jax.Array, "B V"]]:
+    """Compute one token a row: T == B and token b is row b's. Returns (kv, logits). Padding rows come last.
+
+    Raises:
+        ValueError: T differs from B.
+    """
+    num_tokens, num_rows = inputs.token_ids.shape[0], inputs.page_table.shape[0]
+    if num_tokens != num_rows:
+        raise ValueError(f"decode computes one token a row, got {num_tokens} tokens in {num_rows} rows; use prefill")
+    kv, hidden = _forward(params, kv, inputs, 1, attention_backend)
+    return kv, _logits(params, hidden)
+
+
+def _forward(
+    params: ModelParams, kv: KVPool, inputs: StepInputs, max_q_len: int, backend: str
+) -> tuple[KVPool, Float32[jax.Array, "T D"]]:
+    config = params.config
+    write_slots = jnp.asarray(inputs.write_slots)
+    rows = jnp.asarray(inputs.page_table), jnp.asarray(inputs.kv_lens), jnp.asarray(inputs.cu_q_lens)
+    num_pages = kv.shape[0] // config.num_layers
+    attend_pages = functools.partial(paged_attention, scale=config.head_dim**-0.5, max_q_len=max_q_len, backend=backend)
+
+    def attend(kv: KVPool, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[KVPool, jax.Array]:
+        offset = layer * num_pages
+        kv = write_kv(kv, k, v, write_slots, page_offset=offset)
+        return kv, attend_pages(q, kv, *rows, page_offset=offset)
+
+    forward = family_for_config(config).forward
+    return forward(params.weights, config, jnp.asarray(inputs.token_ids), jnp.asarray(inputs.positions), kv, attend)
+
+
+def _logits(params: ModelParams, hidden: Float[jax.Array, "B D"]) -> Float32[jax.Array, "B V"]:
+    return linear(hidden, params.weights["embed"].T if params.head is None else params.head)
