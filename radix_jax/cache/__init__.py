@@ -1,0 +1,22 @@
+"""Which prefixes are cached, and in which pages: plain bookkeeping on the host."""
+
+from radix_jax.cache.errors import HandleError, IntegrityError, OutOfPages
+from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle
+from radix_jax.cache.node import RadixTreeNode
+from radix_jax.cache.page_pool import PagePool
+from radix_jax.cache.prefix_cache import CommitResult, PrefixCache
+from radix_jax.cache.radix_tree import RadixTree
+
+__all__ = [
+    "CommitResult",
+    "HandleError",
+    "InsertResult",
+    "IntegrityError",
+    "MatchResult",
+    "OutOfPages",
+    "PagePool",
+    "PrefixCache",
+    "PrefixHandle",
+    "RadixTree",
+    "RadixTreeNode",
+]

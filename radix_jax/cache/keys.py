@@ -1,0 +1,81 @@
+"""Token ids as bytes: the form in which the tree compares keys, and typed namespaces."""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from jaxtyping import Int32
+
+TOKEN_BYTES = 4  # of an int32 token id
+TokenIds = Sequence[int] | np.ndarray
+
+_INT32 = np.dtype(np.int32)
+_INT32_RANGE = np.iinfo(np.int32)
+_FIRST_CHUNK_BYTES = 512
+_CHUNK_GROWTH = 4
+
+
+def to_int32(values: TokenIds, what: str) -> Int32[np.ndarray, " N"]:
+    """`values` as a flat int32 array; an int32 array comes back as it is, without a copy.
+
+    Raises:
+        ValueError: not flat, not integers, or a value outside int32 (which would wrap onto another id).
+    """
+    if isinstance(values, np.ndarray) and values.dtype is _INT32 and values.ndim == 1:
+        return values
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(
+            f"{what} must be one flat sequence of integers, got shape {array.shape}; pass one row at a time"
+        )
+    if array.size == 0:
+        return np.empty(0, np.int32)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{what} must be integers that fit int32, got values of type {array.dtype}")
+    low, high = int(array.min()), int(array.max())
+    if low < _INT32_RANGE.min or high > _INT32_RANGE.max:
+        raise ValueError(
+            f"{what} must fit int32 [{_INT32_RANGE.min}, {_INT32_RANGE.max}], got values in [{low}, {high}]"
+        )
+    return array.astype(np.int32, copy=False)
+
+
+def token_bytes(ids: TokenIds) -> bytes:
+    """Bytes of the ids as native int32, 4 a token: two keys are equal exactly if their bytes are.
+
+    Raises:
+        ValueError: as `to_int32`.
+    """
+    return to_int32(ids, "token ids").tobytes()
+
+
+def common_len(edge: bytes, key: bytes, start: int) -> int:
+    """Tokens of `edge` that `key` repeats from byte `start` on.
+
+    Compares chunks that grow, so that an early difference in a long edge costs little, and looks for the place of the
+    difference only inside the chunk that holds it.
+    """
+    limit = min(len(edge), len(key) - start)
+    done = 0
+    chunk = _FIRST_CHUNK_BYTES
+    while done < limit:
+        stop = min(done + chunk, limit)
+        ours = edge[done:stop]
+        theirs = key[start + done : start + stop]
+        if ours != theirs:
+            differs = np.frombuffer(ours, np.int32) != np.frombuffer(theirs, np.int32)
+            return done // TOKEN_BYTES + int(differs.argmax())
+        done = stop
+        chunk *= _CHUNK_GROWTH
+    return limit // TOKEN_BYTES
+
+
+def namespace_key(namespace: Hashable) -> Hashable:
+    """A key that two namespaces share only if they are equal in value and in type, part by part.
+
+    Python holds 1, True and 1.0 for equal; here they are three namespaces, inside tuples and frozensets too.
+    """
+    if isinstance(namespace, tuple):
+        return type(namespace), tuple(namespace_key(part) for part in namespace)
+    if isinstance(namespace, frozenset):
+        return type(namespace), frozenset(namespace_key(part) for part in namespace)
+    return type(namespace), namespace

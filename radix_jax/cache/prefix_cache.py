@@ -1,0 +1,201 @@
+"""PrefixCache: the tree and the pool together, so that each page always has one owner."""
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32
+
+from radix_jax.cache.errors import HandleError, IntegrityError, OutOfPages
+from radix_jax.cache.handles import MatchResult, PrefixHandle
+from radix_jax.cache.keys import TokenIds, to_int32
+from radix_jax.cache.page_pool import PagePool
+from radix_jax.cache.radix_tree import RadixTree
+
+
+class CommitResult(NamedTuple):
+    """handle: locked, covers what the tree now holds of the request. pages: the request's new page table."""
+
+    handle: PrefixHandle
+    pages: Int32[np.ndarray, " P"]
+
+
+class PrefixCache:
+    """What a scheduler calls. A page belongs to the pool (free), to the tree (cached) or to one request (private).
+
+    A request's page table starts with the tree's pages of its locked handle, `handle.cached_len / page_size` of them;
+    the rest is private to the request.
+    """
+
+    def __init__(self, tree: RadixTree, pool: PagePool) -> None:
+        self._tree = tree
+        self._pool = pool
+        self._num_evicted_tokens = 0
+
+    @property
+    def tree(self) -> RadixTree:
+        """The tree of cached prefixes."""
+        return self._tree
+
+    @property
+    def pool(self) -> PagePool:
+        """The pool that all pages come from."""
+        return self._pool
+
+    @property
+    def page_size(self) -> int:
+        """Tokens a page."""
+        return self._tree.page_size
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `allocate` can give: free and evictable ones."""
+        return self._pool.num_free + self._tree.evictable_size // self.page_size
+
+    @property
+    def num_evicted_tokens(self) -> int:
+        """Tokens evicted so far to make room; a reset doesn't count."""
+        return self._num_evicted_tokens
+
+    def match_prefix(self, ids: TokenIds, namespace: Hashable = None) -> MatchResult:
+        """As `RadixTree.match_prefix`. Lock the handle before anything is allocated for the same request."""
+        return self._tree.match_prefix(ids, namespace)
+
+    def match_len(self, ids: TokenIds, namespace: Hashable = None) -> int:
+        """As `RadixTree.match_len`: changes nothing."""
+        return self._tree.match_len(ids, namespace)
+
+    def lock(self, handle: PrefixHandle) -> None:
+        """As `RadixTree.lock`."""
+        self._tree.lock(handle)
+
+    def unlock(self, handle: PrefixHandle) -> None:
+        """As `RadixTree.unlock`."""
+        self._tree.unlock(handle)
+
+    def allocate(self, num_pages: int) -> Int32[np.ndarray, " P"]:
+        """Take `num_pages` pages for one request, evicting unlocked prefixes if too few are free.
+
+        Raises:
+            OutOfPages: free and evictable pages together are too few; nothing is taken or evicted.
+            ValueError: `num_pages` is negative.
+        """
+        num_short = num_pages - self._pool.num_free
+        if num_short > 0:
+            num_evictable = self._tree.evictable_size // self.page_size
+            if num_short > num_evictable:
+                raise OutOfPages(
+                    f"{num_pages} pages asked for; {self._pool.num_free} of {self._pool.num_pages - 1} are free and "
+                    f"{num_evictable} evictable; wait until running requests finish, or raise num_pages"
+                )
+            evicted = self._tree.evict(num_short * self.page_size)
+            self._num_evicted_tokens += len(evicted) * self.page_size
+            self._pool.free(evicted)
+        return self._pool.allocate(num_pages)
+
+    def free(self, pages: TokenIds) -> None:
+        """Give private pages of a request back to the pool.
+
+        Raises:
+            ValueError: as `PagePool.free`; nothing is freed.
+        """
+        self._pool.free(pages)
+
+    def commit(
+        self,
+        ids: TokenIds,
+        pages: TokenIds,
+        handle: PrefixHandle,
+        namespace: Hashable = None,
+        priority: int = 0,
+    ) -> CommitResult:
+        """Give the full pages of a running request to the tree, and move its lock to them.
+
+        ids: the tokens whose KV is computed. pages: the request's page table, which may reach beyond `ids`.
+        handle: the request's locked handle. Where the tree already has pages of its own, the returned table names
+        those and the request's duplicates are freed; a partial last page stays private. If `ids` reach no further than
+        the handle, only a node border is made there, and the handle comes back as it is, still locked.
+
+        Raises:
+            HandleError: the handle is not locked, or of another tree. ValueError: `ids` or `pages` don't continue what
+            the handle covers, or are too few. Nothing is changed then.
+        """
+        token_ids = to_int32(ids, "token ids")
+        page_ids = to_int32(pages, "pages")
+        num_held = self._num_held_pages(handle)
+        num_full = len(token_ids) // self.page_size
+        cached = self._tree.match_pages(token_ids, namespace)
+        self._check_table(page_ids, cached, num_held, len(token_ids))
+        result = self._tree.insert_prefix(token_ids, page_ids[:num_full], namespace, priority)
+        table = page_ids.copy()
+        if num_full <= num_held:
+            return CommitResult(handle, table)
+        self._tree.lock(result.handle)
+        self._tree.unlock(handle)
+        table[: len(cached)] = cached
+        self._pool.free(page_ids[num_held : len(cached)])
+        return CommitResult(result.handle, table)
+
+    def release(self, handle: PrefixHandle, pages: TokenIds) -> None:
+        """End a request: its private pages go back to the pool, and its handle is unlocked.
+
+        handle: the request's locked handle. pages: its page table.
+
+        Raises:
+            HandleError: the handle is not locked, or of another tree. ValueError: as `PagePool.free`. Nothing changes.
+        """
+        page_ids = to_int32(pages, "pages")
+        self._pool.free(page_ids[self._num_held_pages(handle) :])
+        self._tree.unlock(handle)
+
+    def reset(self) -> None:
+        """Drop all cached prefixes; their pages go back to the pool.
+
+        Raises:
+            HandleError: something is locked; nothing is dropped then.
+        """
+        self._pool.free(self._tree.reset())
+
+    def check_integrity(self, private_pages: TokenIds = ()) -> None:
+        """Check tree and pool, and that each page but the null page has exactly one owner.
+
+        private_pages: the private pages of all requests.
+
+        Raises:
+            IntegrityError: names what is off.
+        """
+        self._tree.check_integrity()
+        self._pool.check_integrity()
+        owned = np.concatenate([self._tree.owned_pages(), to_int32(private_pages, "private pages")])
+        outside = owned[(owned < 1) | (owned >= self._pool.num_pages)]
+        if len(outside):
+            raise IntegrityError(f"pages {outside.tolist()} have an owner but are not of the pool")
+        num_owners = self._pool.free_mask() + np.bincount(owned, minlength=self._pool.num_pages)
+        num_owners[0] = 1
+        if (num_owners != 1).any():
+            lost, shared = np.flatnonzero(num_owners == 0).tolist(), np.flatnonzero(num_owners > 1).tolist()
+            raise IntegrityError(
+                f"pages {lost} have no owner, pages {shared} have more than one of pool, tree, request"
+            )
+
+    def _num_held_pages(self, handle: PrefixHandle) -> int:
+        """Pages at the start of the page table that belong to the tree."""
+        if handle.owner is not self._tree or handle.num_locks == 0:
+            raise HandleError("the handle is not locked, or of another tree; pass the handle that the request holds")
+        return handle.cached_len // self.page_size
+
+    def _check_table(
+        self, pages: Int32[np.ndarray, " P"], cached: Int32[np.ndarray, " C"], num_held: int, num_tokens: int
+    ) -> None:
+        """The page table covers the ids, starts with the tree's pages as far as the handle reaches, and no further."""
+        if len(pages) * self.page_size < num_tokens:
+            raise ValueError(f"{len(pages)} pages of {self.page_size} tokens don't cover {num_tokens} tokens")
+        num_shared = min(num_held, num_tokens // self.page_size)
+        if len(cached) < num_shared or (cached[:num_shared] != pages[:num_shared]).any():
+            raise ValueError(
+                f"ids and page table don't start with what the handle covers ({num_held} pages); pass the table that "
+                "the last commit returned, with the ids and the namespace it belongs to"
+            )
+        private = pages[num_held : len(cached)]
+        if (private == cached[num_held:]).any():
+            raise ValueError(f"pages {private.tolist()} are the tree's, but the handle covers only {num_held} pages")
