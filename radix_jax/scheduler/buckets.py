@@ -1,0 +1,75 @@
+"""The finite set of padded shapes that steps run in: one compiled program each."""
+
+from radix_jax.plan import Bucket
+
+MIN_ROWS = 8
+MIN_PREFILL_TOKENS = 64
+
+
+class Buckets:
+    """Padded shapes of an engine, few by design: rows and tokens are powers of two, pages a row is one value.
+
+    Decode: 8, 16, 32, ... rows, up to max_running_requests rounded up. Prefill: 64, 128, 256, ... tokens, up to
+    max_prefill_tokens rounded up, each with 8 rows or with the most rows.
+
+    Raises:
+        ValueError: a limit below 1.
+    """
+
+    def __init__(self, *, page_size: int, max_model_len: int, max_running_requests: int, max_prefill_tokens: int):
+        for name, value in (
+            ("page_size", page_size),
+            ("max_model_len", max_model_len),
+            ("max_running_requests", max_running_requests),
+            ("max_prefill_tokens", max_prefill_tokens),
+        ):
+            if value < 1:
+                raise ValueError(f"{name}={value} is below its least value 1")
+        num_pages = -(-max_model_len // page_size)
+        row_counts = _powers_of_two(MIN_ROWS, max_running_requests)
+        token_counts = _powers_of_two(MIN_PREFILL_TOKENS, max_prefill_tokens)
+        self._decode = tuple(Bucket("decode", rows, rows, num_pages) for rows in row_counts)
+        self._prefill = tuple(
+            Bucket("prefill", tokens, rows, num_pages)
+            for tokens in token_counts
+            for rows in sorted({MIN_ROWS, row_counts[-1]})
+        )
+
+    def for_decode(self, num_rows: int) -> Bucket:
+        """The smallest decode bucket that holds `num_rows` rows.
+
+        Raises:
+            ValueError: more rows than any bucket holds.
+        """
+        return _smallest(self._decode, num_tokens=num_rows, num_rows=num_rows)
+
+    def for_prefill(self, num_tokens: int, num_rows: int) -> Bucket:
+        """The smallest prefill bucket that holds `num_tokens` tokens in `num_rows` rows.
+
+        Raises:
+            ValueError: more tokens or rows than any bucket holds.
+        """
+        return _smallest(self._prefill, num_tokens=num_tokens, num_rows=num_rows)
+
+    def all(self) -> tuple[Bucket, ...]:
+        """Every bucket, smallest first, decode before prefill."""
+        return self._decode + self._prefill
+
+
+def _powers_of_two(first: int, limit: int) -> list[int]:
+    """`first` and its doublings, up to the first one that reaches `limit`."""
+    values = [first]
+    while values[-1] < limit:
+        values.append(2 * values[-1])
+    return values
+
+
+def _smallest(buckets: tuple[Bucket, ...], *, num_tokens: int, num_rows: int) -> Bucket:
+    for bucket in buckets:
+        if bucket.num_tokens >= num_tokens and bucket.num_rows >= num_rows:
+            return bucket
+    largest = buckets[-1]
+    raise ValueError(
+        f"a {largest.kind} step of {num_tokens} tokens in {num_rows} rows exceeds the largest bucket of "
+        f"{largest.num_tokens} tokens in {largest.num_rows} rows; raise max_prefill_tokens or max_running_requests"
+    )

@@ -1,0 +1,104 @@
+"""RequestState: what the scheduler keeps of one request, from its arrival to its end."""
+
+from collections.abc import Hashable
+
+import numpy as np
+from jaxtyping import Int32
+
+from radix_jax.cache.handles import PrefixHandle
+from radix_jax.cache.keys import namespace_key
+from radix_jax.request import FinishReason, Request
+
+
+def num_pages_for(prompt_len: int, max_tokens: int, page_size: int) -> int:
+    """Pages that a request fills at most. Nobody attends to its last output token, so that one needs no KV."""
+    return -(-(prompt_len + max_tokens - 1) // page_size)
+
+
+class RequestState:
+    """Progress of one request. Only the scheduler changes it; others read.
+
+    tokens: int32 [prompt_len + max_tokens], the prompt and behind it the output; num_tokens of them are known.
+    num_computed: tokens whose KV is in the pool.
+    cached_len: prompt tokens that the cache held at the first admission; None before it.
+    handle: the locked prefix in the tree, None while waiting; pages of its handle.cached_len tokens are the tree's.
+    finish_reason, stop_reason: None while unfinished; stop_reason is the id that stopped the request.
+    """
+
+    __slots__ = (
+        "_page_buffer",
+        "cached_len",
+        "finish_reason",
+        "handle",
+        "namespace_key",
+        "num_computed",
+        "num_pages",
+        "num_tokens",
+        "request",
+        "stop_reason",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, page_size: int):
+        max_len = request.prompt_len + request.max_tokens
+        max_pages = num_pages_for(request.prompt_len, request.max_tokens, page_size)
+        self.request = request
+        self.namespace_key: Hashable = namespace_key(request.namespace)
+        self.tokens: Int32[np.ndarray, " S"] = np.empty(max_len, np.int32)
+        self.tokens[: request.prompt_len] = request.token_ids
+        self.num_tokens: int = request.prompt_len
+        self.num_computed: int = 0
+        self.cached_len: int | None = None
+        self._page_buffer: Int32[np.ndarray, " P"] = np.empty(max_pages, np.int32)
+        self.num_pages: int = 0
+        self.handle: PrefixHandle | None = None
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | None = None
+
+    @property
+    def request_id(self) -> str:
+        """Id of the request."""
+        return self.request.request_id
+
+    @property
+    def prompt(self) -> Int32[np.ndarray, " T"]:
+        """Ids of the prompt."""
+        return self.tokens[: self.request.prompt_len]
+
+    @property
+    def output_ids(self) -> Int32[np.ndarray, " T"]:
+        """Ids generated so far."""
+        return self.tokens[self.request.prompt_len : self.num_tokens]
+
+    @property
+    def pages(self) -> Int32[np.ndarray, " P"]:
+        """Page table: the pages that hold this request's tokens, from its first one on."""
+        return self._page_buffer[: self.num_pages]
+
+    @property
+    def num_pages_to_come(self) -> int:
+        """Pages that the request may still ask for."""
+        return len(self._page_buffer) - self.num_pages
+
+    def append_pages(self, pages: Int32[np.ndarray, " P"]) -> None:
+        """Extend the page table."""
+        self._page_buffer[self.num_pages : self.num_pages + len(pages)] = pages
+        self.num_pages += len(pages)
+
+    def replace_pages(self, pages: Int32[np.ndarray, " P"]) -> None:
+        """Name other pages that hold the same KV, as many as before."""
+        self._page_buffer[: self.num_pages] = pages
+
+    def drop_pages(self) -> None:
+        """Forget pages and handle: they were given back."""
+        self.num_pages = 0
+        self.handle = None
+
+    def append_token(self, token_id: int) -> None:
+        """Append a generated token; finish where it is a stop id or the last one allowed."""
+        self.tokens[self.num_tokens] = token_id
+        self.num_tokens += 1
+        if token_id in self.request.stop_ids:
+            self.finish_reason, self.stop_reason = "stop", token_id
+        elif self.num_tokens == len(self.tokens):
+            self.finish_reason = "length"

@@ -1,0 +1,40 @@
+"""SchedulerStats: what the steps of a scheduler add up to."""
+
+from dataclasses import dataclass, field
+
+from radix_jax.plan import StepKind, StepPlan
+
+
+def _zeros() -> dict[StepKind, int]:
+    return {"prefill": 0, "decode": 0}
+
+
+@dataclass
+class SchedulerStats:
+    """Counts since the start, or since the last `Scheduler.reset`.
+
+    num_prompt_tokens, num_cached_tokens: of admitted requests, each counted once, at its first admission; their
+        quotient is the hit rate.
+    num_prefill_tokens: prompt tokens computed. num_output_tokens: tokens appended to requests.
+    num_steps, num_tokens, num_padded_tokens: by kind of step; num_padded_tokens counts the bucket, padding included.
+    num_finished: ended by stop or length. num_aborted: ended by abort, waiting ones too.
+    """
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_output_tokens: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_steps: dict[StepKind, int] = field(default_factory=_zeros)
+    num_tokens: dict[StepKind, int] = field(default_factory=_zeros)
+    num_padded_tokens: dict[StepKind, int] = field(default_factory=_zeros)
+
+    def count_step(self, plan: StepPlan) -> None:
+        """Count one step that ran."""
+        num_tokens = plan.num_tokens
+        self.num_steps[plan.kind] += 1
+        self.num_tokens[plan.kind] += num_tokens
+        self.num_padded_tokens[plan.kind] += plan.bucket.num_tokens
+        if plan.kind == "prefill":
+            self.num_prefill_tokens += num_tokens
