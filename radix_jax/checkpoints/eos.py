@@ -47,11 +47,12 @@ def bos_token_id_of(folder: Path) -> int | None:
 def _ids(path: Path, value: object) -> set[int]:
     if value is None:
         return set()
-    values = value if isinstance(value, list) else [value]
-    for item in values:
+    ids: set[int] = set()
+    for item in value if isinstance(value, list) else [value]:
         if isinstance(item, bool) or not isinstance(item, int):
             raise CheckpointError(f"{path} names {item!r} as a special token id; it must be an int or a list of ints")
-    return set(values)
+        ids.add(item)
+    return ids
 
 
 def _content(token: object) -> str | None:

@@ -21,7 +21,7 @@ _PLAIN_TYPES = {
     GGMLQuantizationType.BF16: np.dtype(ml_dtypes.bfloat16),
     GGMLQuantizationType.F64: np.dtype(np.float64),
 }
-_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
 def open_gguf(path: Path) -> Checkpoint:
@@ -35,13 +35,13 @@ def open_gguf(path: Path) -> Checkpoint:
     num_parts = header.metadata.get("split.count", 1)
     if num_parts > 1:
         raise CheckpointError(f"{path} is one of {num_parts} parts; join them first with `llama-gguf-split --merge`")
-    token_ids = {key: header.metadata.get(f"tokenizer.ggml.{key}") for key in (*_EOS_KEYS, "bos_token_id")}
+    eos_keys = [key for key in _EOS_KEYS if key in header.metadata]
     return Checkpoint(
         path=path,
         format="gguf",
         hf_config=hf_config_of(header),
-        eos_token_ids=frozenset(token_ids[key] for key in _EOS_KEYS if token_ids[key] is not None),
-        bos_token_id=token_ids["bos_token_id"],
+        eos_token_ids=frozenset(header.metadata[key] for key in eos_keys),
+        bos_token_id=header.metadata.get("tokenizer.ggml.bos_token_id"),
         reader=GGUFTensors(header),
     )
 
