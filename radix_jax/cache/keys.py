@@ -10,7 +10,7 @@ TokenIds = Sequence[int] | np.ndarray
 
 _INT32 = np.dtype(np.int32)
 _INT32_RANGE = np.iinfo(np.int32)
-_FIRST_CHUNK_BYTES = 512
+_FIRST_CHUNK = 4096  # tokens that one numpy comparison costs about as much as its overhead
 _CHUNK_GROWTH = 4
 
 
@@ -51,22 +51,21 @@ def token_bytes(ids: TokenIds) -> bytes:
 def common_len(edge: bytes, key: bytes, start: int) -> int:
     """Tokens of `edge` that `key` repeats from byte `start` on.
 
-    Compares chunks that grow, so that an early difference in a long edge costs little, and looks for the place of the
-    difference only inside the chunk that holds it.
+    Looks through chunks that grow, so that an early difference in a long edge costs little.
     """
-    limit = min(len(edge), len(key) - start)
+    limit = min(len(edge), len(key) - start) // TOKEN_BYTES
+    ours = np.frombuffer(edge, np.int32, limit)
+    theirs = np.frombuffer(key, np.int32, limit, start)
     done = 0
-    chunk = _FIRST_CHUNK_BYTES
+    chunk = _FIRST_CHUNK
     while done < limit:
-        stop = min(done + chunk, limit)
-        ours = edge[done:stop]
-        theirs = key[start + done : start + stop]
-        if ours != theirs:
-            differs = np.frombuffer(ours, np.int32) != np.frombuffer(theirs, np.int32)
-            return done // TOKEN_BYTES + int(differs.argmax())
-        done = stop
+        differs = ours[done : done + chunk] != theirs[done : done + chunk]
+        place = int(differs.argmax())
+        if differs[place]:
+            return done + place
+        done += chunk
         chunk *= _CHUNK_GROWTH
-    return limit // TOKEN_BYTES
+    return limit
 
 
 def namespace_key(namespace: Hashable) -> Hashable:

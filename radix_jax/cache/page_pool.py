@@ -64,14 +64,14 @@ class PagePool:
             return
         try:
             # As unsigned, a negative id is far out of range instead of counting from the end.
-            all_taken = not self._is_free[page_ids.view(np.uint32)].any()
+            num_wrong = np.count_nonzero(self._is_free[page_ids.view(np.uint32)])
         except IndexError:
-            all_taken = False
-        order = np.arange(num_pages, dtype=np.int32)
-        if all_taken:
+            num_wrong = num_pages
+        if num_wrong == 0:
+            order = np.arange(num_pages, dtype=np.int32)
             self._place[page_ids] = order
-            all_taken = bool((self._place[page_ids] == order).all())
-        if not all_taken:
+            num_wrong = np.count_nonzero(self._place[page_ids] != order)
+        if num_wrong:
             raise ValueError(self._why_not(page_ids))
         self._stack[self._num_free : self._num_free + num_pages] = page_ids[::-1]
         self._is_free[page_ids] = True

@@ -80,8 +80,7 @@ class RadixTree:
             ValueError: `ids` are no flat sequence of int32 values.
             TypeError: `namespace` is not hashable.
         """
-        key = token_bytes(ids)
-        path, cached_len, partial, partial_len = self._descend(key, self._find_root(namespace))
+        path, cached_len, partial, partial_len = self._descend(token_bytes(ids), self._find_root(namespace))
         if partial is not None:
             path.append(self._split(partial, partial_len))
             cached_len += partial_len
@@ -161,14 +160,16 @@ class RadixTree:
         """
         self._check_handle(handle)
         handle.num_locks += 1
+        locked_len = 0
         node = handle.node
         while node.parent is not None:
             if node.ref_count == 0:
                 self._policy.discard(node)
-                self._evictable_len -= node.length
-                self._protected_len += node.length
+                locked_len += node.length
             node.ref_count += 1
             node = node.parent
+        self._evictable_len -= locked_len
+        self._protected_len += locked_len
 
     def unlock(self, handle: PrefixHandle) -> None:
         """Give one lock of the handle back; the path counts as used now.
@@ -181,15 +182,17 @@ class RadixTree:
             raise HandleError("the handle is not locked; each lock is given back once")
         handle.num_locks -= 1
         self._use_counter += 1
+        unlocked_len = 0
         node = handle.node
         while node.parent is not None:
             node.ref_count -= 1
             if node.ref_count == 0:
                 node.timestamp = self._use_counter
                 self._policy.add(node)
-                self._evictable_len += node.length
-                self._protected_len -= node.length
+                unlocked_len += node.length
             node = node.parent
+        self._evictable_len += unlocked_len
+        self._protected_len -= unlocked_len
 
     def evict(self, num_tokens: int) -> Int32[np.ndarray, " P"]:
         """Take unlocked leaves out, by the policy, until at least `num_tokens` are gone or nothing is left.
