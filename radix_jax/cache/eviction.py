@@ -2,12 +2,13 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from radix_jax.cache.errors import IntegrityError
 from radix_jax.cache.node import RadixTreeNode
 
 
+@runtime_checkable
 class EvictionPolicy(Protocol):
     """The order in which unlocked nodes leave. The tree reports every change; a policy never changes the tree.
 
