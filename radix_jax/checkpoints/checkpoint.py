@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,6 +22,7 @@ class TensorInfo:
     file: Path
 
 
+@runtime_checkable
 class TensorReader(Protocol):
     """What each format gives: the tensors by name, and their values piece by piece."""
 

@@ -5,7 +5,6 @@ without a piece are tokens "<0x00>" to "<0xFF>".
 """
 
 import re
-from functools import cache
 from typing import Literal
 
 ByteSpelling = Literal["byte-level", "sentencepiece"]
@@ -13,8 +12,7 @@ ByteSpelling = Literal["byte-level", "sentencepiece"]
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-@cache
-def byte_of_char() -> dict[str, int]:
+def _byte_of_char() -> dict[str, int]:
     """Byte for each character of the byte-level alphabet (GPT-2, Radford et al. 2019).
 
     Printable Latin-1 characters stand for themselves; the other bytes take the characters from U+0100 on, in order.
@@ -24,12 +22,14 @@ def byte_of_char() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
 
 
+_BYTE_OF_CHAR = _byte_of_char()
+
+
 def bytes_of_piece(piece: str, spelling: ByteSpelling) -> bytes:
     """Bytes of an ordinary token; one that isn't spelled in the alphabet stands for its own text."""
     if spelling == "byte-level":
-        table = byte_of_char()
-        if all(char in table for char in piece):
-            return bytes(table[char] for char in piece)
+        if all(char in _BYTE_OF_CHAR for char in piece):
+            return bytes(_BYTE_OF_CHAR[char] for char in piece)
         return piece.encode()
     byte_token = _BYTE_TOKEN.fullmatch(piece)
     if byte_token:

@@ -2,7 +2,7 @@
 
 import codecs
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from radix_jax.text.foreign import AnyTokenizer, ForeignTokenizer
 from radix_jax.text.tokenizer import Tokenizer
@@ -36,6 +36,7 @@ class IncrementalDetokenizer:
         return self._decoder.finish()
 
 
+@runtime_checkable
 class _Decoder(Protocol):
     def push(self, ids: list[int]) -> str: ...
 
