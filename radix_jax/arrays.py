@@ -45,8 +45,8 @@ class StepInputs:
 class SamplingInputs:
     """How the next token of each row is chosen; padding rows are greedy.
 
-    temperature: 0 is greedy. top_k: V keeps all. top_p: 1 keeps all. min_p: 0 keeps all.
-    seed: low and high word of the request's seed. sample_index: which sample of the request.
+    temperature: 0 is greedy. top_k: 0 keeps all. top_p: 1 keeps all. min_p: 0 keeps all.
+    seed: low and high 32 bits of the request's seed. sample_index: which sample of the request.
     position: place of the token being chosen in its request.
     """
 

@@ -1,5 +1,6 @@
 """Write new keys and values into the page pool."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int32
 

@@ -1,0 +1,334 @@
+"""Engine: the loop plan -> run -> commit. Token ids in, token ids out; it knows no text."""
+
+import logging
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int32
+
+from radix_jax.cache import PagePool, PrefixCache, RadixTree
+from radix_jax.checkpoints import user_cache_dir
+from radix_jax.config import EngineConfig
+from radix_jax.models.registry import params_of
+from radix_jax.request import CompletionOutput, Request, RequestOutput, SamplingParams
+from radix_jax.runner import CompileLedger, Runner, keep_compiles, resolve_config
+from radix_jax.scheduler import Buckets, RequestState, Scheduler, SchedulerStats
+
+_LOG = logging.getLogger("radix_jax")
+TokenIds = Sequence[int] | np.ndarray
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counts since the engine started.
+
+    hit_rate: cached / all prompt tokens of admitted requests, each request counted once.
+    num_prefill_tokens: prompt tokens computed. num_evicted_tokens: cached tokens given up for room.
+    num_free_pages, num_evictable_pages, num_protected_pages: now; private pages of running requests are in none.
+    padding_waste: share of the computed token places that were padding.
+    num_compiles, compile_s: warm-up included.
+    """
+
+    hit_rate: float
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_prefill_tokens: int
+    num_output_tokens: int
+    num_evicted_tokens: int
+    num_free_pages: int
+    num_evictable_pages: int
+    num_protected_pages: int
+    num_running: int
+    num_waiting: int
+    num_prefill_steps: int
+    num_decode_steps: int
+    padding_waste: float
+    num_compiles: int
+    compile_s: float
+
+
+class Engine:
+    """Serves requests over one model and one prefix cache. Not thread-safe.
+
+    model: a Flax module of a registered family, or its config. params: its leaves (`nnx.State`, their nested dict, or
+    ModelParams); None takes the module's own. The leaves are used as they are, not copied.
+    eos_token_ids: ids that end a request unless it ignores them.
+
+    Raises:
+        TypeError, ValueError: model, params and config don't fit each other.
+        NotImplementedError: a setting that is promised and not built yet.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        params: Any = None,
+        config: EngineConfig | None = None,
+        *,
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+        model_params = params_of(model, params)
+        self._config = config = resolve_config(config or EngineConfig(), model_params)
+        self._vocab_size: int = model_params.config.vocab_size
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._num_requests = 0
+        # The prompt of an unfinished request as the list that its outputs carry: made once, not at each step.
+        self._prompts: dict[str, list[int]] = {}
+        self._num_pages, self._max_model_len = _known(config.num_pages), _known(config.max_model_len)
+        self._buckets = Buckets(
+            page_size=config.page_size,
+            max_model_len=self._max_model_len,
+            max_running_requests=config.max_running_requests,
+            max_prefill_tokens=config.max_prefill_tokens,
+        )
+        self._cache, self._scheduler = self._new_bookkeeping()
+        if config.compile_cache_dir != "":
+            keep_compiles(Path(config.compile_cache_dir or user_cache_dir() / "xla"))
+        self._runner = Runner(
+            model_params,
+            num_pages=self._num_pages,
+            page_size=config.page_size,
+            kv_dtype=str(config.kv_dtype),
+            attention_backend=config.attention_backend,
+        )
+        if config.warmup == "full":
+            self.warm_up()
+
+    @property
+    def config(self) -> EngineConfig:
+        """The settings, with all that was left open filled in."""
+        return self._config
+
+    @property
+    def cache(self) -> PrefixCache:
+        """The prefix cache; `engine.cache.tree.render()` draws it."""
+        return self._cache
+
+    @property
+    def ledger(self) -> CompileLedger:
+        """What was compiled, why, and how long it took."""
+        return self._runner.ledger
+
+    @property
+    def runner(self) -> Runner:
+        """The device side: params, pool and compiled steps."""
+        return self._runner
+
+    def warm_up(self) -> None:
+        """Compile every bucket, so that no later step has to."""
+        for bucket in self._buckets.all():
+            self._runner.compile(bucket, "warmup")
+
+    def add_request(
+        self,
+        token_ids: TokenIds,
+        sampling: SamplingParams | None = None,
+        *,
+        namespace: Hashable = None,
+        priority: int = 0,
+    ) -> str:
+        """Queue a request and return its id.
+
+        token_ids: the prompt, at least one id. namespace: KV is shared inside one namespace alone.
+        max_tokens is cut to the room that the context leaves; None takes all that context and pool leave.
+
+        Raises:
+            TypeError: token_ids are no ints, or the namespace is not hashable.
+            ValueError: no ids, ids outside the vocabulary, or a prompt or output that context or pool can't hold.
+            NotImplementedError: a priority, which is not built yet.
+        """
+        if priority != 0:
+            raise NotImplementedError(f"priority={priority!r} is not built yet; leave it 0")
+        request = self._make_request(token_ids, sampling or SamplingParams(), namespace)
+        self._scheduler.add(request)
+        self._num_requests += 1
+        self._prompts[request.request_id] = request.token_ids.tolist()
+        return request.request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Run one scheduler step: a state of each request that got a token, finished ones included; may be empty.
+
+        If the step fails or is interrupted, every request is dropped and the cache emptied, and the error raised: no
+        page is then half written and named.
+        """
+        done = False
+        try:
+            plan = self._scheduler.plan()
+            states = self._scheduler.commit(plan, self._runner.run(plan)) if plan is not None else []
+            outputs = [self._output(state) for state in states]
+            done = True
+            return outputs
+        finally:
+            if not done:
+                self._start_over()
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request wherever it stands and give back what it holds; its last state, None if there is no such id."""
+        state = self._scheduler.abort(request_id)
+        return None if state is None else self._output(state)
+
+    def has_unfinished(self) -> bool:
+        """Whether any request waits or runs."""
+        return self._scheduler.has_unfinished
+
+    def stream(
+        self, token_ids: TokenIds, sampling: SamplingParams | None = None, *, namespace: Hashable = None
+    ) -> Iterator[RequestOutput]:
+        """The states of one request, token by token; other requests go on beside it, but their outputs are not seen.
+
+        Closing the iterator aborts the request. Raises as `add_request`, on the call.
+        """
+        return self._stream(self.add_request(token_ids, sampling, namespace=namespace))
+
+    def flush_cache(self) -> None:
+        """Drop all that is cached.
+
+        Raises:
+            RuntimeError: requests are unfinished and hold cached pages.
+        """
+        if self._scheduler.has_unfinished:
+            raise RuntimeError(
+                f"{self._scheduler.num_running} running and {self._scheduler.num_waiting} waiting requests use the "
+                "cache; finish or abort them first"
+            )
+        self._cache.reset()
+
+    def stats(self) -> EngineStats:
+        """Counts since the engine started, and the pages of now."""
+        counts: SchedulerStats = self._scheduler.stats
+        tree, page_size = self._cache.tree, self._config.page_size
+        num_padded = sum(counts.num_padded_tokens.values())
+        return EngineStats(
+            hit_rate=counts.num_cached_tokens / max(1, counts.num_prompt_tokens),
+            num_prompt_tokens=counts.num_prompt_tokens,
+            num_cached_tokens=counts.num_cached_tokens,
+            num_prefill_tokens=counts.num_prefill_tokens,
+            num_output_tokens=counts.num_output_tokens,
+            num_evicted_tokens=self._cache.num_evicted_tokens,
+            num_free_pages=self._cache.pool.num_free,
+            num_evictable_pages=tree.evictable_size // page_size,
+            num_protected_pages=tree.protected_size // page_size,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_prefill_steps=counts.num_steps["prefill"],
+            num_decode_steps=counts.num_steps["decode"],
+            padding_waste=1 - sum(counts.num_tokens.values()) / num_padded if num_padded else 0.0,
+            num_compiles=len(self.ledger.records),
+            compile_s=self.ledger.total_s,
+        )
+
+    def check_integrity(self) -> None:
+        """Prove the invariants of scheduler, tree and pool.
+
+        Raises:
+            AssertionError: what is off.
+        """
+        self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Drop every request and give the pool's memory back; the engine is of no use afterwards."""
+        self._scheduler.reset()
+        self._prompts.clear()
+        self._runner.close()
+
+    def _new_bookkeeping(self) -> tuple[PrefixCache, Scheduler]:
+        config = self._config
+        tree = RadixTree(page_size=config.page_size, eviction_policy=config.eviction_policy)
+        cache = PrefixCache(tree, PagePool(self._num_pages))
+        scheduler = Scheduler(
+            page_size=config.page_size,
+            num_pages=self._num_pages,
+            max_model_len=self._max_model_len,
+            max_running_requests=config.max_running_requests,
+            max_prefill_tokens=config.max_prefill_tokens,
+            schedule_policy=config.schedule_policy,
+            cache=cache,
+            enable_prefix_cache=config.enable_prefix_cache,
+            buckets=self._buckets,
+        )
+        return cache, scheduler
+
+    def _start_over(self) -> None:
+        _LOG.warning("a step did not finish: its requests are dropped and the cache is emptied")
+        self._cache, self._scheduler = self._new_bookkeeping()
+        self._prompts.clear()
+        self._runner.restore_pool()
+
+    def _make_request(self, token_ids: TokenIds, sampling: SamplingParams, namespace: Hashable) -> Request:
+        ids = _checked_ids(token_ids, self._vocab_size)
+        if len(ids) >= self._max_model_len:
+            raise ValueError(
+                f"prompt of {len(ids)} tokens exceeds max_model_len={self._max_model_len}, which holds at least one "
+                "output token too; raise max_model_len or shorten it"
+            )
+        room = self._max_model_len - len(ids)
+        if sampling.max_tokens is None:
+            # The last output token needs no KV.
+            pool_len = (self._num_pages - 1) * self._config.page_size
+            max_tokens = max(1, min(room, pool_len + 1 - len(ids)))
+        else:
+            max_tokens = min(sampling.max_tokens, room)
+        seed = sampling.seed
+        if seed is None:
+            seed = int(np.random.SeedSequence([self._config.seed, self._num_requests]).generate_state(1, np.uint64)[0])
+        return Request(
+            request_id=str(self._num_requests),
+            token_ids=ids,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop_ids=frozenset(sampling.stop_token_ids or ())
+            | (frozenset() if sampling.ignore_eos else self._eos_token_ids),
+            seed=seed,
+            arrival=self._num_requests,
+            namespace=namespace,
+        )
+
+    def _output(self, state: RequestState) -> RequestOutput:
+        request_id, finished = state.request_id, state.finish_reason is not None
+        prompt = self._prompts.pop(request_id) if finished else self._prompts[request_id]
+        completion = CompletionOutput(
+            index=0,
+            token_ids=state.output_ids.tolist(),
+            finish_reason=state.finish_reason,
+            stop_reason=state.stop_reason,
+        )
+        return RequestOutput(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            cached_tokens=state.cached_len or 0,
+            outputs=[completion],
+            finished=finished,
+        )
+
+    def _stream(self, request_id: str) -> Iterator[RequestOutput]:
+        try:
+            while request_id in self._scheduler.states:
+                yield from (output for output in self.step() if output.request_id == request_id)
+        finally:
+            self.abort(request_id)
+
+
+def _known(value: int | None) -> int:
+    assert value is not None
+    return value
+
+
+def _checked_ids(token_ids: TokenIds, vocab_size: int) -> Int32[np.ndarray, " T"]:
+    """`token_ids` as int32 of their own; refused where they are no ids of the vocabulary."""
+    if isinstance(token_ids, str):
+        raise TypeError("the engine takes token ids, not text; encode it, or use LLM")
+    if not isinstance(token_ids, np.ndarray) and any(isinstance(token_id, bool) for token_id in token_ids):
+        raise TypeError(f"prompt token ids must be ints, got a bool in {token_ids!r}")
+    ids = np.asarray(token_ids)
+    if ids.size == 0:
+        raise ValueError("empty prompt: a request needs at least 1 token; if text was given, the tokenizer made none")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise TypeError(f"prompt token ids must be a flat sequence of ints, got shape {ids.shape} of {ids.dtype}")
+    outside = (ids < 0) | (ids >= vocab_size)
+    if outside.any():
+        at = int(outside.argmax())
+        raise ValueError(f"prompt token id {ids[at]} at place {at} is outside the vocabulary [0, {vocab_size})")
+    return ids.astype(np.int32)

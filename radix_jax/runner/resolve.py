@@ -1,0 +1,98 @@
+"""What the settings that were left open stand for, on this model and this machine."""
+
+import dataclasses
+import logging
+import os
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from radix_jax.config import EngineConfig
+from radix_jax.functional import MAX_SLOTS, kv_width
+from radix_jax.models.base import ModelConfig, ModelParams
+
+_LOG = logging.getLogger("radix_jax")
+DEFAULT_MEMORY_FRACTION = 0.85
+CPU_MAX_MODEL_LEN = 4096
+CPU_POOL_BYTES = 2 * 1024**3
+CPU_RAM_FRACTION = 0.25
+
+
+def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
+    """`config` with dtype, kv_dtype, max_model_len and num_pages filled in.
+
+    Raises:
+        ValueError: dtype or max_model_len that the model does not have, or no room for a pool.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    dtype = jax.tree.leaves(params.weights)[0].dtype.name
+    if config.dtype not in (None, dtype):
+        raise ValueError(f"dtype={config.dtype!r}, but params are {dtype}; cast them, or leave dtype out")
+    longest = params.config.max_position_embeddings
+    max_model_len = config.max_model_len or (min(longest, CPU_MAX_MODEL_LEN) if on_cpu else longest)
+    if max_model_len > longest:
+        raise ValueError(f"max_model_len={max_model_len} exceeds the {longest} positions of the model; lower it")
+    # XLA widens a bfloat16 scatter to float32 over the whole pool on a CPU.
+    kv_dtype = config.kv_dtype or ("float32" if on_cpu else dtype)
+    if on_cpu and kv_dtype != "float32":
+        _LOG.warning("kv_dtype=%s is slow on a CPU: each step converts the whole pool; leave it out", kv_dtype)
+    num_pages = config.num_pages or _choose_num_pages(params.config, config, max_model_len, kv_dtype)
+    return dataclasses.replace(
+        config,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        max_model_len=max_model_len,
+        num_pages=num_pages,
+        kv_memory_fraction=None,
+    )
+
+
+def _choose_num_pages(model: ModelConfig, config: EngineConfig, max_model_len: int, kv_dtype: str) -> int:
+    """Pages of the pool, the null page included, that the memory allows. Logs what binds.
+
+    On an accelerator: `kv_memory_fraction` (0.85) of the memory that is free now, with the weights in place. On a CPU:
+    what max_running_requests requests of max_model_len need, at most 2 GiB and a quarter of the free RAM.
+
+    Raises:
+        ValueError: not even two pages fit.
+    """
+    page_bytes = model.num_layers * config.page_size * kv_width(model) * np.dtype(kv_dtype).itemsize
+    pages_a_request = -(-max_model_len // config.page_size)
+    limits = {
+        "max_running_requests x max_model_len": config.max_running_requests * pages_a_request + 1,
+        "int32 slots": MAX_SLOTS // (model.num_layers * config.page_size),
+    }
+    if jax.default_backend() == "cpu" and config.kv_memory_fraction is None:
+        limits["2 GiB on a CPU"] = CPU_POOL_BYTES // page_bytes
+        limits["a quarter of the free RAM"] = int(free_ram_bytes() * CPU_RAM_FRACTION) // page_bytes
+    else:
+        fraction = config.kv_memory_fraction or DEFAULT_MEMORY_FRACTION
+        limits[f"{fraction:.2f} of the free memory"] = int(_free_device_bytes() * fraction) // page_bytes
+    binding = min(limits, key=lambda name: limits[name])
+    num_pages = limits[binding]
+    if num_pages < 2:
+        raise ValueError(f"{binding} has room for {num_pages} pages of {page_bytes} bytes, 2 are needed; free memory")
+    _LOG.info("pool of %d pages, %.0f MB; bound by %s", num_pages, num_pages * page_bytes / 1e6, binding)
+    return num_pages
+
+
+def free_ram_bytes() -> int:
+    """RAM that this process may still take: of the machine, and of the control group where one limits it."""
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free_bytes = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+        free_bytes = min(free_bytes, max(0, int(limit.read_text()) - int(used.read_text())))
+    return free_bytes
+
+
+def _free_device_bytes() -> int:
+    device = jax.local_devices()[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if not stats:
+        return free_ram_bytes()
+    return stats["bytes_limit"] - stats["bytes_in_use"]

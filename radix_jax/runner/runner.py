@@ -1,0 +1,111 @@
+"""Runner: holds params and pool, compiles one step a bucket, and turns plans into tokens."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int32
+
+from radix_jax.arrays import KVPool, SamplingInputs, StepInputs
+from radix_jax.functional import decode, init_kv, prefill
+from radix_jax.models.base import ModelParams
+from radix_jax.plan import Bucket, StepPlan
+from radix_jax.runner.compile_ledger import CompileLedger, CompileReason
+from radix_jax.runner.pack import empty_inputs, empty_sampling, pack_inputs, pack_sampling
+from radix_jax.runner.sampling import sample
+from radix_jax.sharding import make_mesh, named_sharding
+
+StepOutputs = tuple[KVPool, Int32[jax.Array, " B"]]
+
+
+def prefill_step(
+    params: ModelParams, kv: KVPool, inputs: StepInputs, sampling: SamplingInputs, *, attention_backend: str = "auto"
+) -> StepOutputs:
+    """`functional.prefill`, then one sampled token a row [B]. The engine donates `kv`."""
+    kv, logits = prefill(params, kv, inputs, attention_backend=attention_backend)
+    return kv, sample(logits, sampling)
+
+
+def decode_step(
+    params: ModelParams, kv: KVPool, inputs: StepInputs, sampling: SamplingInputs, *, attention_backend: str = "auto"
+) -> StepOutputs:
+    """`functional.decode`, then one sampled token a row [B]. The engine donates `kv`."""
+    kv, logits = decode(params, kv, inputs, attention_backend=attention_backend)
+    return kv, sample(logits, sampling)
+
+
+class Runner:
+    """Device side of an engine: params, pool, and one compiled step a bucket.
+
+    Not thread-safe. After an interrupt the pool may be gone; `run` then makes a new, empty one and says so.
+    """
+
+    def __init__(
+        self, params: ModelParams, *, num_pages: int, page_size: int, kv_dtype: str, attention_backend: str
+    ) -> None:
+        mesh = make_mesh()
+        self._replicated = named_sharding(mesh)
+        self._kv_sharding = named_sharding(mesh, "replicated", "replicated", "kv")
+        self._params = jax.device_put(params, self._replicated)
+        self._page_size = page_size
+        self._num_slots = params.config.num_layers * num_pages * page_size
+        self._new_pool = functools.partial(init_kv, params.config, num_pages, page_size, kv_dtype)
+        self._kv = self._empty_pool()
+        self._steps = {
+            "prefill": jax.jit(functools.partial(prefill_step, attention_backend=attention_backend), donate_argnums=1),
+            "decode": jax.jit(functools.partial(decode_step, attention_backend=attention_backend), donate_argnums=1),
+        }
+        self._compiled: dict[Bucket, Callable[..., Any]] = {}
+        self.ledger = CompileLedger()
+
+    @property
+    def kv(self) -> KVPool:
+        """The pool as it is now; the next step donates it."""
+        return self._kv
+
+    def compile(self, bucket: Bucket, reason: CompileReason) -> Callable[..., Any]:
+        """The compiled step of a bucket, made on first use."""
+        if bucket not in self._compiled:
+            args = self._abstract(self._params), self._abstract(self._kv), *self._abstract_inputs(bucket)
+            step = self._steps[bucket.kind]
+            self._compiled[bucket] = self.ledger.timed(bucket, reason, lambda: step.lower(*args).compile())
+        return self._compiled[bucket]
+
+    def run(self, plan: StepPlan) -> Int32[np.ndarray, " B"]:
+        """The token that each of the plan's rows samples; 0 for rows that sample none.
+
+        One explicit device-to-host read, none where no row samples.
+        """
+        step = self.compile(plan.bucket, "first use")
+        inputs = pack_inputs(plan, page_size=self._page_size, num_slots=self._num_slots)
+        sampling = pack_sampling(plan)
+        self._kv, tokens = step(self._params, self._kv, *jax.device_put((inputs, sampling), self._replicated))
+        if not any(row.samples for row in plan.rows):
+            return np.zeros(len(plan.rows), np.int32)
+        return jax.device_get(tokens)[: len(plan.rows)]
+
+    def restore_pool(self) -> bool:
+        """Make a new, empty pool if an interrupt between two statements lost the donated one; True if it did."""
+        lost = self._kv.is_deleted()
+        if lost:
+            self._kv = self._empty_pool()
+        return lost
+
+    def close(self) -> None:
+        """Give the pool's memory back and let go of params and compiled steps."""
+        if not self._kv.is_deleted():
+            self._kv.delete()
+        self._compiled.clear()
+        del self._params
+
+    def _empty_pool(self) -> KVPool:
+        return jax.jit(self._new_pool, out_shardings=self._kv_sharding)()
+
+    def _abstract(self, tree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+    def _abstract_inputs(self, bucket: Bucket) -> tuple[StepInputs, SamplingInputs]:
+        inputs = empty_inputs(bucket), empty_sampling(bucket.num_rows)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._replicated), inputs)
