@@ -239,7 +239,7 @@ class RadixTree:
         Raises:
             IntegrityError: names what is off.
         """
-        nodes = [node for node in self._nodes() if not node.is_root()]
+        nodes = list(self._nodes())
         check_nodes(nodes, self._page_bytes)
         self._policy.check_integrity()
         in_order = list(self._policy)
@@ -248,8 +248,8 @@ class RadixTree:
             raise IntegrityError(
                 f"eviction policy holds {len(in_order)} nodes, the tree has {len(unlocked)} unlocked ones"
             )
-        evictable_len = sum(node.length for node in unlocked)
-        protected_len = sum(node.length for node in nodes) - evictable_len
+        evictable_len = sum(len(node.value) for node in unlocked) * self._page_size
+        protected_len = sum(len(node.value) for node in nodes) * self._page_size - evictable_len
         if (evictable_len, protected_len) != (self._evictable_len, self._protected_len):
             raise IntegrityError(
                 f"evictable_size={self._evictable_len} and protected_size={self._protected_len}, recounted "
@@ -349,8 +349,9 @@ class RadixTree:
             raise HandleError(f"the handle's {handle.cached_len} tokens were evicted or reset; match again")
 
     def _nodes(self) -> Iterator[RadixTreeNode]:
+        """All nodes that are not roots."""
         stack = list(self._roots.values())
         while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+            children = stack.pop().children.values()
+            yield from children
+            stack.extend(children)
