@@ -20,7 +20,7 @@ class RequestState:
 
     tokens: int32 [prompt_len + max_tokens], the prompt and behind it the output; num_tokens of them are known.
     num_computed: tokens whose KV is in the pool.
-    cached_len: prompt tokens that the cache held at the first admission; None before it.
+    cached_len: prompt tokens that the cache held at the first admission; 0 before it.
     handle: the locked prefix in the tree, None while waiting; pages of its handle.cached_len tokens are the tree's.
     finish_reason, stop_reason: None while unfinished; stop_reason is the id that stopped the request.
     """
@@ -48,7 +48,7 @@ class RequestState:
         self.tokens[: request.prompt_len] = request.token_ids
         self.num_tokens: int = request.prompt_len
         self.num_computed: int = 0
-        self.cached_len: int | None = None
+        self.cached_len: int = 0
         self._page_buffer: Int32[np.ndarray, " P"] = np.empty(max_pages, np.int32)
         self.num_pages: int = 0
         self.handle: PrefixHandle | None = None

@@ -202,7 +202,7 @@ class Scheduler:
         self._stats = SchedulerStats()
 
     def check_integrity(self) -> None:
-        """Prove the invariants: who is where, reservations, one owner a page.
+        """Prove the invariants: who is where, matched lengths, reservations, one owner a page.
 
         Raises:
             AssertionError: what is off.
@@ -213,6 +213,7 @@ class Scheduler:
             )
         if len(self._running) > self._max_running_requests:
             raise AssertionError(f"{len(self._running)} running, max_running_requests={self._max_running_requests}")
+        self._waiting.check_integrity()
         self._admission.check_integrity(self._running.values())
 
     def _state_of(self, row: StepRow) -> RequestState | None:

@@ -122,6 +122,26 @@ class WaitingQueue:
             for entry in list(self._filed.get(place, {}).values()):
                 self._match(entry)
 
+    def check_integrity(self) -> None:
+        """Prove that no matched length is below the truth, none that counts as current is above it, and all are filed.
+
+        Raises:
+            AssertionError: what is off. Linear in all that waits.
+        """
+        num_filed = 0
+        for request_id, entry in self._entries.items():
+            true_len = 0
+            if self._cache is not None:
+                true_len = self._cache.match_len(entry.state.prompt[:-1], entry.state.request.namespace)
+            if entry.matched_len < true_len or (entry.epoch == self._epoch and entry.matched_len != true_len):
+                raise AssertionError(f"{request_id!r} is kept with {entry.matched_len} tokens cached, it has {true_len}")
+            if entry.place is not None:
+                num_filed += 1
+                if self._filed[entry.place].get(request_id) is not entry:
+                    raise AssertionError(f"{request_id!r} is not filed under its next page")
+        if sum(map(len, self._filed.values())) != num_filed:
+            raise AssertionError(f"{num_filed} requests are filed, and more are found")
+
     @property
     def _epoch(self) -> int:
         """Changes when the tree lost something, or was changed by others."""

@@ -1,0 +1,181 @@
+"""Schedulers to drive without a device: a model whose KV is real enough to tell a wrong page, and its oracle."""
+
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import numpy as np
+
+from radix_jax.cache.page_pool import PagePool
+from radix_jax.cache.prefix_cache import PrefixCache
+from radix_jax.cache.radix_tree import RadixTree
+from radix_jax.plan import StepPlan
+from radix_jax.request import Request, SamplingParams
+from radix_jax.scheduler import Buckets, RequestState, Scheduler
+
+VOCAB_SIZE = 50
+_FACTOR = 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
+
+
+def make_scheduler(
+    *,
+    page_size: int = 1,
+    num_pages: int = 257,
+    max_model_len: int = 4096,
+    max_running_requests: int = 8,
+    max_prefill_tokens: int = 4096,
+    schedule_policy: str = "lpm",
+    enable_prefix_cache: bool = True,
+    cache: PrefixCache | None = None,
+) -> Scheduler:
+    """A scheduler over a cache of its own, unless one is given."""
+    return Scheduler(
+        page_size=page_size,
+        num_pages=num_pages,
+        max_model_len=max_model_len,
+        max_running_requests=max_running_requests,
+        max_prefill_tokens=max_prefill_tokens,
+        schedule_policy=schedule_policy,
+        cache=cache if cache is not None else PrefixCache(RadixTree(page_size), PagePool(num_pages)),
+        enable_prefix_cache=enable_prefix_cache,
+        buckets=Buckets(
+            page_size=page_size,
+            max_model_len=max_model_len,
+            max_running_requests=max_running_requests,
+            max_prefill_tokens=max_prefill_tokens,
+        ),
+    )
+
+
+class RequestMaker:
+    """Makes requests that arrive one after the other: "r0", "r1", ..."""
+
+    def __init__(self) -> None:
+        self._arrivals = itertools.count()
+
+    def __call__(
+        self,
+        ids: Sequence[int] | np.ndarray,
+        max_tokens: int = 4,
+        *,
+        stop_ids: Iterable[int] = (),
+        namespace: Hashable = None,
+        request_id: str | None = None,
+    ) -> Request:
+        arrival = next(self._arrivals)
+        return Request(
+            request_id=request_id or f"r{arrival}",
+            token_ids=np.asarray(ids, np.int32),
+            sampling=SamplingParams(temperature=0.0),
+            max_tokens=max_tokens,
+            stop_ids=frozenset(stop_ids),
+            seed=0,
+            arrival=arrival,
+            namespace=namespace,
+        )
+
+
+class FakeModel:
+    """Runs plans on a pool whose KV of a token is a number made from all ids up to it.
+
+    It continues from the KV that the page table names, and the next token depends on all KV of the row. So a page that
+    was overwritten, freed too early or named wrongly shows in the output.
+    """
+
+    def __init__(self, num_pages: int, page_size: int):
+        self._page_size = page_size
+        self._kv = np.zeros(num_pages * page_size, np.uint64)
+
+    def run(self, plan: StepPlan) -> np.ndarray:
+        """Write the KV of the step's tokens, and give the next token of each row; int32 [rows], -1 where none."""
+        writes = []
+        for row in plan.rows:
+            assert len(row.token_ids) > 0
+            assert len(row.pages) == -(-row.end // self._page_size)
+            slots = self._slots(row.pages, row.end)
+            before = self._kv[slots[row.start - 1]] if row.start else np.uint64(0)
+            writes.append((slots[row.start :], _kv_of(row.token_ids, row.start, before)))
+        written = np.concatenate([slots for slots, _ in writes])
+        assert len(np.unique(written)) == len(written), "two rows write the same slot"
+        assert written.min() >= self._page_size, "the null page is written"
+        for slots, kv in writes:
+            self._kv[slots] = kv
+        return np.array(
+            [_next_token(self._kv[self._slots(row.pages, row.end)]) if row.samples else -1 for row in plan.rows],
+            np.int32,
+        )
+
+    def _slots(self, pages: np.ndarray, num_tokens: int) -> np.ndarray:
+        positions = np.arange(num_tokens)
+        return pages[positions // self._page_size].astype(np.int64) * self._page_size + positions % self._page_size
+
+
+def expected_output(request: Request) -> list[int]:
+    """What `FakeModel` generates for a request, computed from its ids alone."""
+    ids, output = request.token_ids, []
+    kv = _kv_of(ids, 0, np.uint64(0))
+    while True:
+        token = _next_token(kv)
+        output.append(token)
+        if token in request.stop_ids or len(output) == request.max_tokens:
+            return output
+        kv = np.append(kv, _kv_of(np.array([token], np.int32), len(kv), kv[-1]))
+
+
+def step(scheduler: Scheduler, model: FakeModel) -> tuple[StepPlan | None, list[RequestState]]:
+    """Plan, run, commit, audit."""
+    plan = scheduler.plan()
+    changed = scheduler.commit(plan, model.run(plan)) if plan is not None else []
+    scheduler.check_integrity()
+    return plan, changed
+
+
+def run_all(
+    scheduler: Scheduler,
+    model: FakeModel,
+    *,
+    max_steps: int = 10_000,
+    on_plan: Callable[[StepPlan], None] = lambda plan: None,
+) -> dict[str, RequestState]:
+    """Step until nothing is left; every finished request by id."""
+    finished: dict[str, RequestState] = {}
+    for _ in range(max_steps):
+        plan = scheduler.plan()
+        if plan is None:
+            assert not scheduler.has_unfinished
+            return finished
+        on_plan(plan)
+        for state in scheduler.commit(plan, model.run(plan)):
+            if state.finish_reason is not None:
+                assert state.request_id not in finished
+                finished[state.request_id] = state
+    raise AssertionError(f"not finished after {max_steps} steps")
+
+
+def num_trie_edges(prompts: Iterable[Sequence[int]], page_size: int) -> int:
+    """Tokens that must be computed for prompts of which none is a prefix of another: each shared full page once."""
+    total, before = 0, np.empty(0, np.int32)
+    for prompt in sorted(map(list, prompts)):
+        ids = np.asarray(prompt, np.int32)
+        num_both = min(len(ids), len(before))
+        differs = np.flatnonzero(ids[:num_both] != before[:num_both])
+        common_len = int(differs[0]) if len(differs) else num_both
+        total += len(ids) - common_len // page_size * page_size
+        before = ids
+    return total
+
+
+def _kv_of(ids: np.ndarray, start: int, before: np.uint64) -> np.ndarray:
+    """uint64 [tokens]: before + sum of (id + 1) * weight(position) up to each token, modulo 2^64."""
+    return np.cumsum((ids.astype(np.uint64) + np.uint64(1)) * _weights(start, len(ids)), dtype=np.uint64) + before
+
+
+def _next_token(kv: np.ndarray) -> int:
+    mixed = int(np.bitwise_xor.reduce(kv * _weights(0, len(kv))))
+    return ((mixed * _FACTOR & _MASK) >> 40) % VOCAB_SIZE
+
+
+def _weights(start: int, num_tokens: int) -> np.ndarray:
+    """An odd number for each position, so that no two tokens can change places unseen."""
+    positions = np.arange(start, start + num_tokens, dtype=np.uint64)
+    return positions * np.uint64(_FACTOR - 1) + np.uint64(1)
