@@ -1,0 +1,33 @@
+"""radix_jax: RadixAttention in JAX, an LLM inference engine in which KV belongs to prefixes instead of requests."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from radix_jax.config import EngineConfig
+    from radix_jax.engine import Engine
+    from radix_jax.llm import LLM
+    from radix_jax.request import CompletionOutput, RequestOutput, SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "Engine", "EngineConfig", "RequestOutput", "SamplingParams"]
+
+# Public name -> module, loaded on first use: the tree, the scheduler and the simulation must work without jax.
+_HOMES = {
+    "LLM": "radix_jax.llm",
+    "CompletionOutput": "radix_jax.request",
+    "Engine": "radix_jax.engine",
+    "EngineConfig": "radix_jax.config",
+    "RequestOutput": "radix_jax.request",
+    "SamplingParams": "radix_jax.request",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'radix_jax' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
