@@ -75,6 +75,11 @@ class Scheduler:
         self._stats = SchedulerStats()
 
     @property
+    def cache(self) -> PrefixCache:
+        """The cache that requests share."""
+        return self._cache
+
+    @property
     def num_waiting(self) -> int:
         """Requests that were not admitted yet."""
         return len(self._waiting)
@@ -213,6 +218,12 @@ class Scheduler:
             )
         if len(self._running) > self._max_running_requests:
             raise AssertionError(f"{len(self._running)} running, max_running_requests={self._max_running_requests}")
+        if self._plan_in_flight is None:
+            for state in self._running.values():
+                if state.num_computed != state.num_tokens - 1 and state is not self._unfinished_prompt:
+                    raise AssertionError(
+                        f"{state.request_id!r} computed {state.num_computed} of {state.num_tokens} tokens"
+                    )
         self._waiting.check_integrity()
         self._admission.check_integrity(self._running.values())
 
@@ -264,8 +275,13 @@ class Scheduler:
     def _prompt_row(self, state: RequestState, num_left: int) -> StepRow:
         """As much of the prompt as `num_left` tokens allow, up to its end or to a page."""
         end = state.num_computed + num_left
-        end = state.request.prompt_len if end >= state.request.prompt_len else end - end % self._page_size
-        self._unfinished_prompt = state if end < state.request.prompt_len else None
+        if end < state.request.prompt_len:
+            end -= end % self._page_size
+            self._unfinished_prompt = state
+        else:
+            end = state.request.prompt_len
+            if self._unfinished_prompt is state:
+                self._unfinished_prompt = None
         return self._row(state, end)
 
     def _row(self, state: RequestState, end: int) -> StepRow:

@@ -134,7 +134,9 @@ class WaitingQueue:
             if self._cache is not None:
                 true_len = self._cache.match_len(entry.state.prompt[:-1], entry.state.request.namespace)
             if entry.matched_len < true_len or (entry.epoch == self._epoch and entry.matched_len != true_len):
-                raise AssertionError(f"{request_id!r} is kept with {entry.matched_len} tokens cached, it has {true_len}")
+                raise AssertionError(
+                    f"{request_id!r} is kept with {entry.matched_len} tokens cached, it has {true_len}"
+                )
             if entry.place is not None:
                 num_filed += 1
                 if self._filed[entry.place].get(request_id) is not entry:
