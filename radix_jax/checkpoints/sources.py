@@ -1,5 +1,6 @@
 """From a name to files on this machine: a path, a built-in name, or an id on the Hugging Face hub."""
 
+import os
 import re
 from pathlib import Path
 
@@ -18,14 +19,14 @@ def resolve(name_or_path: str | Path) -> Path:
     Raises:
         CheckpointError: no such file, folder or name, or it cannot be fetched; says what is accepted.
     """
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    name = str(name_or_path)
+    path = Path(os.path.expanduser(name))
+    if name and path.is_dir():
         return path
     if path.is_file():
         if path.suffix != ".gguf":
             raise CheckpointError(f"{path} is not a .gguf file; give one, or the folder that holds the safetensors")
         return path
-    name = str(name_or_path)
     if name in BUILTIN_MODELS:
         return fetch_builtin(BUILTIN_MODELS[name])
     if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
