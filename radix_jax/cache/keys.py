@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int32
 
 TOKEN_BYTES = 4  # of an int32 token id
-TokenIds = Sequence[int] | np.ndarray
+TokenIds = Sequence[int | np.integer] | np.ndarray
 
 _INT32 = np.dtype(np.int32)
 _INT32_RANGE = np.iinfo(np.int32)

@@ -10,8 +10,8 @@ Decode = Callable[[Sequence[int]], str]
 Children = Mapping[int | None, Sequence[NodeSnapshot]]
 
 _INDENT = 3  # columns a level
-_LABEL_MIN = 12  # columns that a node's tokens get at least
-_FACTS_ROOM = 60  # columns kept for a node's counts
+_LABEL_ROOM = 12  # columns kept for a node's tokens at the greatest depth drawn
+_FACTS_ROOM = 44  # columns kept for its counts
 _MIN_WIDTH = 80
 
 
@@ -19,7 +19,7 @@ def render_text(snapshot: TreeSnapshot, decode: Decode | None = None, max_nodes:
     """Draw the tree: a header with totals, then for each node its tokens, how many, pages, locks and hits.
 
     decode: token ids -> text; without it the ids are shown. max_nodes: nodes drawn at most, those with the most tokens
-    at and below them first. width: columns of a line, at least 80; it also bounds the depth that is drawn. What is
+    at and below them first. width: columns of a node's line, at least 80; it also bounds the depth that is drawn. What is
     left out under a node is summed up in one line.
 
     Raises:
@@ -31,7 +31,7 @@ def render_text(snapshot: TreeSnapshot, decode: Decode | None = None, max_nodes:
     for node in snapshot.nodes:
         children[node.parent_id].append(node)
     weights = _subtree_lens(snapshot)
-    shown = _choose(children, weights, max_nodes, max_depth=(width - _FACTS_ROOM - _LABEL_MIN) // _INDENT)
+    shown = _choose(children, weights, max_nodes, max_depth=(width - _FACTS_ROOM - _LABEL_ROOM) // _INDENT)
     return "\n".join([_header(snapshot), *_lines(children, weights, shown, decode, width)])
 
 
@@ -110,7 +110,7 @@ def _node_line(node: NodeSnapshot, indent: str, decode: Decode | None, width: in
             _count(node.num_hits, "hit"),
         ]
     )
-    room = max(width - len(indent) - len(facts) - 3, _LABEL_MIN)
+    room = max(width - len(indent) - len(facts) - 3, 1)
     return f"{indent}{_label(node, decode, room)} · {facts}"
 
 
