@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from flax import nnx
 from jaxtyping import Float, Int32
 
-from radix_jax.arrays import WeightSpec
+from radix_jax.arrays import WeightSpec, register_pytree
 
 # attend(kv, layer, q[T, N, H], k[T, G, H], v[T, G, H]) -> (kv, out[T, N, H]); kv is whatever the attention keeps.
 Attend = Callable[[Any, int, jax.Array, jax.Array, jax.Array], tuple[Any, jax.Array]]
@@ -16,6 +16,7 @@ Attend = Callable[[Any, int, jax.Array, jax.Array, jax.Array], tuple[Any, jax.Ar
 Weights = dict[Any, Any]
 
 
+@runtime_checkable
 class ModelConfig(Protocol):
     """What the engine and the pool need to know of any model."""
 
@@ -55,7 +56,7 @@ class ModelConfig(Protocol):
         ...
 
 
-@jax.tree_util.register_dataclass
+@register_pytree
 @dataclass(frozen=True)
 class ModelParams:
     """The first argument of `prefill` and `decode`: the leaves of a model, and its config as static data.

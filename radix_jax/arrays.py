@@ -8,7 +8,10 @@ The pool is one flat array `kv[L * P, K, W]`: page p of layer l is row `l * num_
     [0, H) K of head 0   [H, 2H) V of head 0   [2H, 3H) K of head 1   ...   [(2G-1)H, 2GH) V of head G-1
 """
 
+import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -16,9 +19,37 @@ from jaxtyping import Float, Float32, Int32, UInt32
 
 Array = jax.Array | np.ndarray
 KVPool = Float[jax.Array, "LP K W"]
+T = TypeVar("T")
 
 
-@jax.tree_util.register_dataclass
+def register_pytree(node_type: type[T]) -> type[T]:
+    """Make a frozen dataclass a pytree whose `static` fields are structure, as `jax.tree_util.register_dataclass` does.
+
+    JAX rebuilds pytrees with shapes, shardings or None where arrays were. Here that does not run the constructor, which
+    takes arrays alone.
+    """
+    fields = dataclasses.fields(node_type)  # pyright: ignore[reportArgumentType]
+    data = [field.name for field in fields if not field.metadata.get("static")]
+    static = [field.name for field in fields if field.metadata.get("static")]
+
+    def flatten(node: T) -> tuple[list[Any], tuple[Any, ...]]:
+        return [getattr(node, name) for name in data], tuple(getattr(node, name) for name in static)
+
+    def flatten_with_keys(node: T) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        children, structure = flatten(node)
+        return list(zip(map(jax.tree_util.GetAttrKey, data), children, strict=True)), structure
+
+    def unflatten(structure: tuple[Any, ...], children: Iterable[Any]) -> T:
+        node = object.__new__(node_type)
+        for name, value in zip([*data, *static], [*children, *structure], strict=True):
+            object.__setattr__(node, name, value)
+        return node
+
+    jax.tree_util.register_pytree_with_keys(node_type, flatten_with_keys, unflatten, flatten)
+    return node_type
+
+
+@register_pytree
 @dataclass(frozen=True)
 class StepInputs:
     """What a prefill or decode step reads besides params and pool. Rows are contiguous in the flat token axis.
@@ -40,7 +71,7 @@ class StepInputs:
     write_slots: Int32[Array, " T"]
 
 
-@jax.tree_util.register_dataclass
+@register_pytree
 @dataclass(frozen=True)
 class SamplingInputs:
     """How the next token of each row is chosen; padding rows are greedy.
