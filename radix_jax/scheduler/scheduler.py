@@ -257,7 +257,7 @@ class Scheduler:
                 return
             if not self._admission.admit(entry.state, entry.matched_len):
                 # Until a request ends or comes, or the tree grows, the same pass would end in the same way.
-                self._admission_may_succeed = bool(rows)
+                self._admission_may_succeed = False
                 return
             self._enter(entry.state)
             rows.append(self._prompt_row(entry.state, num_left))
@@ -267,10 +267,11 @@ class Scheduler:
                 return
 
     def _tokens_suffice(self, entry: WaitingEntry, num_left: int) -> bool:
-        """Whether the rest of the step takes the whole prompt, or a page of it as the only unfinished prompt."""
-        if entry.state.request.prompt_len - entry.matched_len <= num_left:
-            return True
-        return self._unfinished_prompt is None and num_left >= self._page_size
+        """Whether the rest of the step takes the whole prompt, or a page of it.
+
+        An unfinished prompt leaves less than a page, so there is never a second one.
+        """
+        return num_left >= min(self._page_size, entry.state.request.prompt_len - entry.matched_len)
 
     def _prompt_row(self, state: RequestState, num_left: int) -> StepRow:
         """As much of the prompt as `num_left` tokens allow, up to its end or to a page."""

@@ -51,6 +51,7 @@ def test_a_plan_stays_as_it_is_whatever_happens_later() -> None:
     assert plan is not None
     [row] = plan.rows
     ids, pages = row.token_ids.copy(), row.pages.copy()
+    assert not np.shares_memory(row.token_ids, scheduler.states["r0"].tokens)
     scheduler.commit(plan, model.run(plan))
     run_all(scheduler, model)
     scheduler.add(make(range(20, 30), 8))
@@ -124,6 +125,27 @@ def test_the_group_waits_for_the_chunk_that_holds_its_pages_and_no_longer() -> N
     assert spans(step(scheduler, model)[0]) == [("r0", 0, 8, False)]
     assert spans(step(scheduler, model)[0]) == [("r0", 8, 16, False)]
     assert spans(step(scheduler, model)[0]) == [("r0", 16, 17, True), ("r1", 4, 6, True)]
+
+
+def test_a_like_page_after_unlike_beginnings_does_not_wait() -> None:
+    scheduler, model, make = make_scheduler(page_size=4), FakeModel(257, 4), RequestMaker()
+    beginnings = ([1, 2, 3, 4], [5, 6, 7, 8])
+    for beginning in beginnings:
+        scheduler.add(make(beginning, 1))
+    run_all(scheduler, model)
+    for beginning in beginnings:
+        scheduler.add(make([*beginning, 9, 9, 9, 9, 0], 1))
+    assert spans(step(scheduler, model)[0]) == [("r2", 4, 9, True), ("r3", 4, 9, True)]
+
+
+def test_a_group_goes_on_though_another_request_waits_for_room() -> None:
+    scheduler, model, make = make_scheduler(page_size=4, num_pages=9), FakeModel(9, 4), RequestMaker()
+    scheduler.add(make([*range(9), 1], 6))
+    scheduler.add(make([*range(9), 2], 6))
+    scheduler.add(make(range(50, 70), 6))
+    assert names(step(scheduler, model)[0]) == ["r0"]
+    assert spans(step(scheduler, model)[0]) == [("r1", 8, 10, True)]
+    assert run_all(scheduler, model).keys() == {"r0", "r1", "r2"}
 
 
 def test_shares_below_a_page_and_other_namespaces_do_not_wait() -> None:
