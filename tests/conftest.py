@@ -8,8 +8,9 @@ from jaxtyping import install_import_hook
 # Read when JAX is first imported. A caller who wants the tests on an accelerator sets it before.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# Only what is imported after the hook is checked, so nothing of radix_jax may be imported above.
-install_import_hook("radix_jax", "beartype.beartype")
+# Only what is imported after the hook is checked, so nothing of radix_jax may be imported above. The tower: an int is
+# good where a float is asked for, as in every static checker.
+install_import_hook("radix_jax", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
