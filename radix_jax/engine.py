@@ -12,6 +12,7 @@ from jaxtyping import Int32
 from radix_jax.cache import PagePool, PrefixCache, RadixTree
 from radix_jax.checkpoints import user_cache_dir
 from radix_jax.config import EngineConfig
+from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import params_of
 from radix_jax.request import CompletionOutput, Request, RequestOutput, SamplingParams
 from radix_jax.runner import CompileLedger, Runner, keep_compiles, resolve_config
@@ -116,6 +117,16 @@ class Engine:
     def runner(self) -> Runner:
         """The device side: params, pool and compiled steps."""
         return self._runner
+
+    @property
+    def params(self) -> ModelParams:
+        """The params on the device, with the model's config: a second engine over them shares their memory."""
+        return self._runner.params
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end a request unless it ignores them."""
+        return self._eos_token_ids
 
     def warm_up(self) -> None:
         """Compile every bucket, so that no later step has to."""

@@ -61,6 +61,11 @@ class Runner:
         self.ledger = CompileLedger()
 
     @property
+    def params(self) -> ModelParams:
+        """The params, on the device."""
+        return self._params
+
+    @property
     def kv(self) -> KVPool:
         """The pool as it is now; the next step donates it."""
         return self._kv
