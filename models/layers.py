@@ -57,7 +57,7 @@ def parse_rope(hf_config: dict[str, Any]) -> RopeConfig:
     raise ValueError(f"config asks for rope scaling {kind!r}; built are default, linear and llama3")
 
 
-def _rope_field(scaling: dict[str, Any], kind: str, name: str) -> float:
+def _rope_field(scaling: dict[str, Any], kind: str, name: str) -> float | int:
     if scaling.get(name) is None:
         raise ValueError(f"config's rope scaling {kind!r} lacks {name!r}")
     return scaling[name]
