@@ -13,8 +13,6 @@ import jinja2.sandbox
 
 from radix_jax.text.errors import TextError
 
-Message = Mapping[str, Any]
-
 
 class ChatTemplate:
     """A chat template and the special tokens that it may print, e.g. {"bos_token": "<s>"}."""
@@ -23,22 +21,23 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The conversation as text, with the head of the assistant's next turn if asked for.
+    def render(self, messages: object, add_generation_prompt: bool = True) -> str:
+        """The conversation [{"role": str, "content": str}, ...] as text, with the head of the assistant's next turn if
+        asked for.
 
         Raises:
             TextError: messages are malformed, or the template is broken or refuses them; gives its own words.
         """
-        check_messages(messages)
+        template, checked = self._template, checked_messages(messages)
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
+            return template.render(
+                messages=checked,
                 add_generation_prompt=add_generation_prompt,
                 tools=None,
                 documents=None,
                 **self._special_tokens,
             )
-        except (jinja2.TemplateError, TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
+        except Exception as error:  # a template is a program of somebody else's
             raise TextError(f"the chat template cannot render these messages: {error}") from error
 
     @cached_property
@@ -49,8 +48,8 @@ class ChatTemplate:
             raise TextError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from error
 
 
-def check_messages(messages: object) -> None:
-    """Refuse anything but a non-empty sequence of {"role": str, "content": str, ...}.
+def checked_messages(messages: object) -> list[dict[str, Any]]:
+    """A copy of `messages`, which must be a non-empty sequence of {"role": str, "content": str, ...}.
 
     Raises:
         TextError: says which message is wrong, and how.
@@ -69,6 +68,7 @@ def check_messages(messages: object) -> None:
                 raise TextError(f"messages[{index}] has no {key!r}")
             if not isinstance(message[key], str):
                 raise TextError(f"messages[{index}][{key!r}] is a {type(message[key]).__name__}, not a str")
+    return [dict(message) for message in messages]
 
 
 def _environment() -> jinja2.Environment:

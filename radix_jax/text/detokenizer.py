@@ -2,7 +2,8 @@
 
 import codecs
 from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
+from operator import index
+from typing import Protocol, SupportsIndex, runtime_checkable
 
 from radix_jax.text.foreign import AnyTokenizer, ForeignTokenizer
 from radix_jax.text.tokenizer import Tokenizer
@@ -27,9 +28,9 @@ class IncrementalDetokenizer:
         else:
             self._decoder = _WindowDecoder(tokenizer, skip_special_tokens)
 
-    def push(self, ids: Iterable[int]) -> str:
+    def push(self, ids: Iterable[SupportsIndex]) -> str:
         """The text that `ids` complete; the start of an unfinished character is held back."""
-        return self._decoder.push([int(token_id) for token_id in ids])
+        return self._decoder.push([index(token_id) for token_id in ids])
 
     def finish(self) -> str:
         """What was held back: an unfinished character, as decoding the whole shows it. Nothing may be pushed after."""

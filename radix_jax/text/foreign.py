@@ -1,13 +1,14 @@
 """Tokenizers that the user brings: of `tokenizers`, of transformers, or anything with encode and decode."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from operator import index
+from typing import Any, SupportsIndex
 
 import numpy as np
 import tokenizers
 
-from radix_jax.text.chat import ChatTemplate, Message
+from radix_jax.text.chat import ChatTemplate
 from radix_jax.text.errors import TextError
 from radix_jax.text.tokenizer import TokenIds, Tokenizer
 
@@ -26,10 +27,14 @@ class ForeignTokenizer:
         self.eos_token_ids = _eos_ids(own)
         template = getattr(own, "chat_template", None)
         self.chat_template: str | None = template if isinstance(template, str) else None
-        self._chat = ChatTemplate(self.chat_template, _special_tokens(own)) if self.chat_template else None
+        special_tokens = _special_tokens(own)
+        self._bos_text = special_tokens.get("bos_token")
+        self._chat = ChatTemplate(self.chat_template, special_tokens) if self.chat_template else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> TokenIds:
         """Token ids of `text`, int32 [T]; `add_special_tokens` is passed on if the object takes it.
+
+        As with Tokenizer, a text that already starts with BOS gets no second one.
 
         Raises:
             TypeError: `text` is not a str, or the object's `encode` gives no list of ids.
@@ -40,9 +45,21 @@ class ForeignTokenizer:
         array = np.asarray(ids)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise TypeError(f"encode of {type(self._own).__name__} gave {type(ids).__name__}, not a list of token ids")
-        return array.astype(np.int32)
+        return np.asarray(self._without_surplus_bos(array.tolist(), text, add_special_tokens), np.int32)
 
-    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> TokenIds:
+    def _without_surplus_bos(self, ids: list[int], text: str, add_special_tokens: bool) -> list[int]:
+        """`ids` less the BOS that the object put before a text that has its own, or that was to get none."""
+        if not self._bos_text or self.bos_token_id is None:
+            return ids
+        num_printed = 0
+        while text.startswith(self._bos_text, num_printed * len(self._bos_text)):
+            num_printed += 1
+        if add_special_tokens and num_printed == 0:
+            return ids
+        has_surplus = ids[: num_printed + 1] == [self.bos_token_id] * (num_printed + 1)
+        return ids[1:] if has_surplus else ids
+
+    def encode_chat(self, messages: object, add_generation_prompt: bool = True) -> TokenIds:
         """Token ids of a conversation by the object's chat template, int32 [T].
 
         Raises:
@@ -52,9 +69,10 @@ class ForeignTokenizer:
             raise TextError("this tokenizer has no chat template; write the prompt yourself and complete it as text")
         return self.encode(self._chat.render(messages, add_generation_prompt), add_special_tokens=False)
 
-    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Iterable[SupportsIndex], skip_special_tokens: bool = True) -> str:
         """Text of token ids; `skip_special_tokens` is passed on if the object takes it."""
-        return _call(self._own.decode, [int(i) for i in ids], "skip_special_tokens", skip_special_tokens)
+        plain_ids = [index(token_id) for token_id in ids]
+        return _call(self._own.decode, plain_ids, "skip_special_tokens", skip_special_tokens)
 
 
 AnyTokenizer = Tokenizer | ForeignTokenizer

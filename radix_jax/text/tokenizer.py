@@ -1,15 +1,17 @@
 """Tokenizer: text to token ids and back, and conversations to ids by the model's chat template."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from operator import index
+from typing import SupportsIndex
 
 import numpy as np
 import tokenizers
 from jaxtyping import Int32
 
 from radix_jax.text.byte_table import ByteSpelling, bytes_of_piece
-from radix_jax.text.chat import ChatTemplate, Message
+from radix_jax.text.chat import ChatTemplate
 from radix_jax.text.errors import TextError
 
 TokenIds = Int32[np.ndarray, " T"]
@@ -85,7 +87,7 @@ class Tokenizer:
             ids = [*prefix, *ids, *self._suffix]
         return np.asarray(ids, np.int32)
 
-    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> TokenIds:
+    def encode_chat(self, messages: object, add_generation_prompt: bool = True) -> TokenIds:
         """Token ids of a conversation, int32 [T]: exactly what the chat template prints, with nothing added.
 
         Raises:
@@ -93,7 +95,7 @@ class Tokenizer:
         """
         return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def render_chat(self, messages: object, add_generation_prompt: bool = True) -> str:
         """A conversation as the text that the chat template makes of it.
 
         Raises:
@@ -103,13 +105,13 @@ class Tokenizer:
             raise TextError("this tokenizer has no chat template; write the prompt yourself and complete it as text")
         return self._chat.render(messages, add_generation_prompt)
 
-    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: Iterable[SupportsIndex], skip_special_tokens: bool = True) -> str:
         """Text of token ids. Bytes that are no UTF-8 become U+FFFD; ids without a token have no text.
 
         Raises:
             ValueError: a negative id.
         """
-        kept = [int(token_id) for token_id in ids]
+        kept = [index(token_id) for token_id in ids]
         if not self.has_bytes:
             return self._core.decode(kept, skip_special_tokens=skip_special_tokens)
         if skip_special_tokens:

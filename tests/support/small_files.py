@@ -84,23 +84,24 @@ def write_shards(folder: Path, shards: Sequence[Mapping[str, np.ndarray]]) -> li
     return paths
 
 
-def byte_char(byte: int) -> str:
-    """The character that stands for `byte` in byte-level vocabularies: itself if printable, else from U+0100 on."""
+def byte_alphabet() -> list[str]:
+    """The character that stands for each byte in byte-level vocabularies: itself if printable, else from U+0100 on."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    own = [ord(char) for char in alphabet if ord(char) < 256]
-    if byte in own:
-        return chr(byte)
-    return chr(256 + sorted(set(range(256)) - set(own)).index(byte))
+    own = {ord(char): char for char in alphabet if ord(char) < 256}
+    others = iter(char for char in alphabet if ord(char) >= 256)
+    return [own.get(byte) or next(others) for byte in range(256)]
 
 
 def byte_level_core(pieces: Sequence[bytes] = (), specials: Sequence[str] = ()) -> tokenizers.Tokenizer:
     """A byte-level BPE of 256 one-byte tokens (id = byte), then `pieces` in order, then special tokens.
 
-    Pieces may be any bytes, so that a token can be half a character; they are merges of their first bytes and last.
+    Pieces may be any bytes, so that a token can be half a character. Those of two bytes are merges; longer ones are
+    in no text's ids, but a model may still emit them.
     """
-    spelled = ["".join(map(byte_char, piece)) for piece in pieces]
-    vocab = {byte_char(byte): byte for byte in range(256)} | {piece: 256 + i for i, piece in enumerate(spelled)}
-    merges = [(piece[:-1], piece[-1]) for piece in spelled]
+    alphabet = byte_alphabet()
+    spelled = ["".join(alphabet[byte] for byte in piece) for piece in pieces]
+    vocab = {char: byte for byte, char in enumerate(alphabet)} | {piece: 256 + i for i, piece in enumerate(spelled)}
+    merges = [(piece[0], piece[1]) for piece in spelled if len(piece) == 2]
     core = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
