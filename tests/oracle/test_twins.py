@@ -10,6 +10,7 @@ from radix_jax.functional import init_kv
 from radix_jax.models.layers import parse_rope
 
 TOLERANCE = 1e-4
+CASES = [(name, 4) for name in TWIN_NAMES] + [("gqa", 1), ("gqa", 16), ("rope_llama3", 1), ("rope_llama3", 16)]
 
 
 def pool(twin: Twin, page_size: int) -> tuple[jax.Array, np.ndarray]:
@@ -19,25 +20,15 @@ def pool(twin: Twin, page_size: int) -> tuple[jax.Array, np.ndarray]:
     return init_kv(twin.params.config, num_pages, page_size), shuffled_pages(num_tokens, page_size, num_pages)
 
 
-@pytest.mark.parametrize("name", TWIN_NAMES)
-def test_chunked_prefill(name: str) -> None:
-    twin = load_twin(name)
-    kv, pages = pool(twin, page_size=4)
-    logits = chunked_logits(prefill_step(twin.params), kv, twin.token_ids, pages)
-    np.testing.assert_allclose(logits, twin.logits, rtol=0, atol=TOLERANCE)
-
-
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("name", ["gqa", "rope_llama3"])
-def test_chunked_prefill_of_other_page_sizes(name: str, page_size: int) -> None:
+@pytest.mark.parametrize(("name", "page_size"), CASES)
+def test_chunked_prefill(name: str, page_size: int) -> None:
     twin = load_twin(name)
     kv, pages = pool(twin, page_size)
     logits = chunked_logits(prefill_step(twin.params), kv, twin.token_ids, pages)
     np.testing.assert_allclose(logits, twin.logits, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("name", TWIN_NAMES)
+@pytest.mark.parametrize(("name", "page_size"), CASES)
 def test_decode(name: str, page_size: int) -> None:
     twin = load_twin(name)
     kv, pages = pool(twin, page_size)
