@@ -96,18 +96,14 @@ def _byte_level_core(path: Path, tokens: list[str], values: dict[str, Any]) -> t
             "give the model's tokenizer with tokenizer="
         )
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    merges = [_pair(path, merge, vocab) for merge in values["merges"]]
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in values["merges"])]
+    for left, right in merges:
+        if not (left in vocab and right in vocab and left + right in vocab):
+            raise TextError(f"{path} has a malformed merge {left!r} + {right!r}; they must join to a third token")
     core = Core(models.BPE(vocab=vocab, merges=merges, ignore_merges=PRE_TOKENIZERS[pre].takes_whole_words))
     PRE_TOKENIZERS[pre].set_up(core)
     core.decoder = decoders.ByteLevel()
     return core, PRE_TOKENIZERS[pre].adds_bos
-
-
-def _pair(path: Path, merge: str, vocab: dict[str, int]) -> tuple[str, str]:
-    left, _, right = merge.partition(" ")
-    if not (left in vocab and right in vocab and left + right in vocab):
-        raise TextError(f"{path} has a malformed merge {merge!r}; it must be two tokens that join to a third one")
-    return left, right
 
 
 def _sentencepiece_core(path: Path, tokens: list[str], types: list[int], values: dict[str, Any]) -> Core:
