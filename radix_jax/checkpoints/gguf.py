@@ -1,9 +1,8 @@
-"""Checkpoints in one GGUF file: configuration from its metadata, tensors dequantised by the `gguf` library."""
+"""Checkpoints in one GGUF file: tensors dequantised by the `gguf` library, piece by piece."""
 
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +11,7 @@ from gguf.quants import dequantize, quant_shape_to_byte_shape
 
 from radix_jax.checkpoints.checkpoint import Checkpoint, TensorInfo
 from radix_jax.checkpoints.errors import CheckpointError
+from radix_jax.checkpoints.gguf_config import hf_config_of
 from radix_jax.gguf_file import GGUFHeader, GGUFTensor, read_gguf_header
 
 _PIECE_VALUES = 1 << 20
@@ -35,14 +35,15 @@ def open_gguf(path: Path) -> Checkpoint:
     num_parts = header.metadata.get("split.count", 1)
     if num_parts > 1:
         raise CheckpointError(f"{path} is one of {num_parts} parts; join them first with `llama-gguf-split --merge`")
+    reader = GGUFTensors(header)
     eos_keys = [key for key in _EOS_KEYS if key in header.metadata]
     return Checkpoint(
         path=path,
         format="gguf",
-        hf_config=hf_config_of(header),
+        hf_config=hf_config_of(header, _rope_factors(reader)),
         eos_token_ids=frozenset(header.metadata[key] for key in eos_keys),
         bos_token_id=header.metadata.get("tokenizer.ggml.bos_token_id"),
-        reader=GGUFTensors(header),
+        reader=reader,
     )
 
 
@@ -96,82 +97,8 @@ def _stored_rows(tensor: GGUFTensor, data: mmap.mmap) -> np.ndarray:
     return flat.reshape(quant_shape_to_byte_shape(tensor.shape, tensor.type))
 
 
-def hf_config_of(header: GGUFHeader) -> dict[str, Any]:
-    """A config.json as Hugging Face would have it, made from GGUF metadata and tensor shapes.
-
-    Raises:
-        CheckpointError: a key without which no model can be built is missing; names it.
-    """
-    metadata, tensors = header.metadata, header.tensors
-    arch = _required(header, "general.architecture")
-
-    def get(key: str, default: Any = None) -> Any:
-        return metadata.get(f"{arch}.{key}", default)
-
-    hidden_size = _required(header, f"{arch}.embedding_length")
-    num_heads = _required(header, f"{arch}.attention.head_count")
-    query = tensors.get("blk.0.attn_q.weight")
-    head_dim = get("attention.key_length") or (query.shape[0] if query else hidden_size) // num_heads
-    embedding = tensors.get("token_embd.weight")
-    vocab_size = embedding.shape[0] if embedding else _required(header, f"{arch}.vocab_size")
-    config = {
-        "architectures": [_architecture(arch, get("expert_count", 0))],
-        "model_type": arch,
-        "hidden_size": hidden_size,
-        "intermediate_size": _required(header, f"{arch}.feed_forward_length"),
-        "num_hidden_layers": _required(header, f"{arch}.block_count"),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": get("attention.head_count_kv", num_heads),
-        "head_dim": head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": _required(header, f"{arch}.attention.layer_norm_rms_epsilon"),
-        "rope_theta": get("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(header, get),
-        "max_position_embeddings": _required(header, f"{arch}.context_length"),
-        "vocab_size": vocab_size,
-        "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-    }
-    rotary_dim = get("rope.dimension_count", head_dim)
-    if rotary_dim != head_dim:
-        config["partial_rotary_factor"] = rotary_dim / head_dim
-    if get("attention.sliding_window"):
-        config["sliding_window"] = get("attention.sliding_window")
-    return config
-
-
-def _architecture(arch: str, num_experts: int) -> str:
-    """Hugging Face's class name; one that is not known here goes on under GGUF's own name, for models to refuse."""
-    if num_experts:
-        return f"{arch} with {num_experts} experts"
-    return {"llama": "LlamaForCausalLM"}.get(arch, arch)
-
-
-def _rope_scaling(header: GGUFHeader, get: Any) -> dict[str, Any] | None:
-    """Rope scaling by metadata, or by the factors that converters write for Llama 3 (rope_freqs.weight).
-
-    {"rope_type": "factors", "factors": [head_dim / 2 floats]} divides the inverse frequency of each pair; it is what
-    a llama3 scaling comes to, whose own parameters GGUF does not keep.
-    """
-    factors = header.tensors.get("rope_freqs.weight")
-    if factors is not None:
-        reader = GGUFTensors(header)
-        values = np.concatenate([np.array(piece, np.float32) for piece in reader.read_pieces(factors.name)])
-        reader.close()
-        return {"rope_type": "factors", "factors": values.tolist()}
-    kind = get("rope.scaling.type", "none")
-    factor = get("rope.scaling.factor", get("rope.scale_linear", 1.0))
-    if kind == "none" and factor == 1.0:
+def _rope_factors(reader: GGUFTensors) -> np.ndarray | None:
+    """What converters write of a Llama 3 rope scaling: by what each pair's frequency is divided, float32 [H / 2]."""
+    if "rope_freqs.weight" not in reader.tensors:
         return None
-    scaling: dict[str, Any] = {"rope_type": "linear" if kind == "none" else kind, "factor": factor}
-    original_len = get("rope.scaling.original_context_length")
-    if original_len:
-        scaling["original_max_position_embeddings"] = original_len
-    return scaling
-
-
-def _required(header: GGUFHeader, key: str) -> Any:
-    if key not in header.metadata:
-        raise CheckpointError(f"{header.path} has no metadata {key}: not a language model that can be run from GGUF")
-    return header.metadata[key]
+    return np.concatenate([np.asarray(piece, np.float32) for piece in reader.read_pieces("rope_freqs.weight")])

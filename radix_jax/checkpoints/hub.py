@@ -4,7 +4,7 @@ from pathlib import Path
 
 from radix_jax.checkpoints.errors import CheckpointError
 
-_FOLDER_PATTERNS = ["*.safetensors", "*.json", "tokenizer.model", "chat_template.jinja"]
+_FOLDER_PATTERNS = ["*.safetensors", "*.json", "chat_template.jinja"]
 # Files in sub-folders are of other runtimes; consolidated.* repeats the shards in another naming.
 _IGNORED_PATTERNS = ["*/*", "consolidated*"]
 

@@ -1,5 +1,6 @@
 """GGUF checkpoints: every tensor type, the permuted q and k, and the configuration made from metadata."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -178,11 +179,7 @@ def test_head_dim_is_not_hidden_over_heads(tmp_path: Path) -> None:
             {},
             {"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}},
         ),
-        (
-            {},
-            {"rope_freqs.weight": np.asarray([1, 1, 1, 1, 2.5, 8, 8, 8], np.float32)},
-            {"rope_scaling": {"rope_type": "factors", "factors": [1, 1, 1, 1, 2.5, 8, 8, 8]}},
-        ),
+        ({}, {"rope_freqs.weight": np.ones(8, np.float32)}, {"rope_scaling": None}),
     ],
 )
 def test_configuration_follows_the_file(
@@ -190,6 +187,48 @@ def test_configuration_follows_the_file(
 ) -> None:
     config = config_of(tmp_path, metadata, tensors)
     assert {key: config[key] for key in expected} == expected
+
+
+def llama3_factors(
+    head_dim: int, theta: float, factor: float, low: float, high: float, original_len: int
+) -> np.ndarray:
+    """By what Llama 3's scaling divides the frequency of each pair (Llama 3.1 model card), pair by pair."""
+    factors = []
+    for pair in range(head_dim // 2):
+        wavelength = 2 * math.pi * theta ** (2 * pair / head_dim)
+        if wavelength < original_len / high:
+            factors.append(1.0)
+        elif wavelength > original_len / low:
+            factors.append(factor)
+        else:
+            smooth = (original_len / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.asarray(factors, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "theta", "factor", "low", "high", "original_len"),
+    [(128, 5e5, 8.0, 1.0, 4.0, 8192), (64, 5e5, 32.0, 1.0, 4.0, 8192), (128, 1e4, 4.0, 2.0, 16.0, 4096)],
+)
+def test_llama3_rope_is_found_again_in_its_factors(
+    tmp_path: Path, head_dim: int, theta: float, factor: float, low: float, high: float, original_len: int
+) -> None:
+    factors = llama3_factors(head_dim, theta, factor, low, high, original_len)
+    metadata = {"llama.rope.freq_base": theta, "llama.attention.key_length": head_dim}
+    scaling = config_of(tmp_path, metadata, {"rope_freqs.weight": factors})["rope_scaling"]
+    assert scaling == {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": pytest.approx(high / low, rel=1e-5),
+        "original_max_position_embeddings": original_len / low,
+    }
+
+
+def test_factors_of_another_scaling_are_refused(tmp_path: Path) -> None:
+    factors = np.linspace(1, 8, 8, dtype=np.float32)
+    with pytest.raises(CheckpointError, match=r"m\.gguf: rope_freqs\.weight is not a llama3 rope scaling"):
+        config_of(tmp_path, {}, {"rope_freqs.weight": factors})
 
 
 def test_another_architecture_keeps_its_name(tmp_path: Path) -> None:
@@ -204,6 +243,13 @@ def test_missing_metadata_is_named(tmp_path: Path, key: str) -> None:
     metadata = {k: v for k, v in LLAMA_METADATA.items() if k != key}
     path = write_gguf(tmp_path / "m.gguf", metadata, {})
     with pytest.raises(CheckpointError, match=rf"m\.gguf has no metadata {key}"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(("key", "value"), [("attention.head_count", 0), ("attention.head_count_kv", [2, 2])])
+def test_metadata_that_is_no_number_is_named(tmp_path: Path, key: str, value: Any) -> None:
+    path = write_gguf(tmp_path / "m.gguf", LLAMA_METADATA | {f"llama.{key}": value}, {})
+    with pytest.raises(CheckpointError, match=rf"metadata llama\.{key} is .*, not one number above 0"):
         open_checkpoint(path)
 
 
