@@ -1,0 +1,48 @@
+"""The examples of the README run as they stand."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+FIRST, ENGINE = EXAMPLES
+
+
+TINY_MODEL = """
+from flax import nnx
+from radix_jax.models.llama import Llama, LlamaConfig
+
+sizes = dict(vocab_size=64, hidden_size=16, intermediate_size=16, num_layers=1, max_position_embeddings=2048)
+model = Llama(LlamaConfig(**sizes, num_heads=2, num_kv_heads=1, head_dim=8), rngs=nnx.Rngs(0))
+params = nnx.state(model)
+"""
+
+
+def run(code: str) -> str:
+    """What `code` prints, in a process of its own: an engine sets where its process keeps compiled programs."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_first_example_reuses_the_system_prompt() -> None:
+    hits = [int(count) for count in re.findall(r"^(\d+) of \d+ prompt tokens came from the cache", run(FIRST), re.M)]
+    assert len(hits) == 3
+    assert hits[0] == 0
+    assert min(hits[1:]) >= 160
+
+
+def test_first_example_is_as_short_as_promised() -> None:
+    assert len([line for line in FIRST.splitlines() if line.strip()]) <= 15
+
+
+def test_engine_example() -> None:
+    lines = run(TINY_MODEL + ENGINE).splitlines()
+    assert len(lines) == 8
+    assert [line.endswith("True") for line in lines] == [False] * 7 + [True]
