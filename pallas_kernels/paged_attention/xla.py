@@ -13,9 +13,8 @@ from jaxtyping import Bool, Float, Float32, Int32
 
 from radix_jax.arrays import KVPool
 
-Q_TILE_LEN = 64
-DECODE_BLOCK_LEN = 128
-PREFILL_BLOCK_LEN = 256
+Q_TILE_LEN = 32
+BLOCK_LEN = 128
 # Stands for minus infinity: exp(x - NEG) is 0 and NEG - NEG is 0, where infinities would give NaN.
 NEG = -1e30
 
@@ -35,8 +34,7 @@ def paged_attention_xla(
     """See `paged_attention`. Scores and sums are float32. `sequential` runs the tiles one after the other."""
     num_tokens, num_rows, page_size = q.shape[0], page_table.shape[0], kv_pages.shape[1]
     tile_len = min(Q_TILE_LEN, max_q_len)
-    block_len = DECODE_BLOCK_LEN if tile_len == 1 else PREFILL_BLOCK_LEN
-    pages_per_block = max(1, block_len // page_size)
+    pages_per_block = max(1, BLOCK_LEN // page_size)
     attend = _attend_token if tile_len == 1 else _attend_tile
     tile_rows, tile_starts, tile_of_token = _cut_tiles(cu_q_lens, num_tokens, num_rows, tile_len)
     padded_table = _pad_end(page_table, 1, -page_table.shape[1] % pages_per_block) + page_offset
@@ -56,7 +54,7 @@ def paged_attention_xla(
             block = jnp.where((kv_pos < kv_len)[:, None], block.astype(jnp.float32), 0.0)
             return block, kv_pos <= jnp.minimum(q_pos, kv_len - 1)[:, None]
 
-        visible_len = jnp.minimum(q_pos[-1] + 1, kv_len)
+        visible_len = jnp.where(start < cu_q_lens[row + 1], jnp.minimum(q_pos[-1] + 1, kv_len), 0)
         num_blocks = -(-visible_len // (pages_per_block * page_size))
         return attend(jax.lax.dynamic_slice_in_dim(padded_q, start, tile_len), load, num_blocks, kv_pages.shape[2])
 
@@ -72,7 +70,7 @@ def _cut_tiles(
 ) -> tuple[Int32[jax.Array, " I"], Int32[jax.Array, " I"], Int32[jax.Array, " T"]]:
     """(row of each tile, first token of each tile, place of each token among the tiles' tokens).
 
-    Tiles past the last real one belong to the last row and start behind it, so that they see nothing more than it.
+    Tiles past the last real one are given to the last row and start behind it: they see nothing.
     """
     tokens = jnp.arange(num_tokens, dtype=jnp.int32)
     if tile_len == 1:
