@@ -263,12 +263,11 @@ class RadixTree:
     def _descend(self, key: bytes, root: RadixTreeNode) -> tuple[list[RadixTreeNode], int, RadixTreeNode | None, int]:
         """Follow `key` down: nodes wholly matched, their tokens, the node matched in part, tokens matched of it."""
         page_bytes = self._page_bytes
-        end = len(key) - len(key) % page_bytes
         path: list[RadixTreeNode] = []
         children = root.children
         offset = 0
-        while offset < end:
-            node = children.get(key[offset : offset + page_bytes])
+        while offset < len(key):
+            node = children.get(key[offset : offset + page_bytes])  # a tail is shorter than any child's key
             if node is None:
                 break
             edge = node.edge

@@ -60,6 +60,14 @@ def test_a_wrong_free_frees_nothing(pages: list[int], message: str):
     assert pool.num_free == 7
 
 
+def test_a_negative_page_does_not_count_from_the_end():
+    pool = PagePool(8)
+    pool.allocate(7)
+    with pytest.raises(ValueError, match=r"pages \[-1\] are outside"):
+        pool.free([-1])
+    assert pool.num_free == 0
+
+
 def test_integrity_check_sees_a_damaged_list():
     pool = PagePool(8)
     pool.allocate(2)
