@@ -10,6 +10,7 @@ row's last token. Shapes are static, lengths are data. Letters as in `radix_jax.
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Float32
@@ -77,6 +78,7 @@ def _forward(
     params: ModelParams, kv: KVPool, inputs: StepInputs, max_q_len: int, backend: str
 ) -> tuple[KVPool, Float32[jax.Array, "T D"]]:
     config = params.config
+    _check_shapes(config, kv, inputs)
     write_slots = jnp.asarray(inputs.write_slots)
     rows = jnp.asarray(inputs.page_table), jnp.asarray(inputs.kv_lens), jnp.asarray(inputs.cu_q_lens)
     num_pages = kv.shape[0] // config.num_layers
@@ -89,6 +91,15 @@ def _forward(
 
     forward = family_for_config(config).forward
     return forward(params.weights, config, jnp.asarray(inputs.token_ids), jnp.asarray(inputs.positions), kv, attend)
+
+
+def _check_shapes(config: ModelConfig, kv: KVPool, inputs: StepInputs) -> None:
+    num_tokens, num_rows = inputs.token_ids.shape[0], inputs.page_table.shape[0]
+    chex.assert_shape([inputs.token_ids, inputs.positions, inputs.write_slots], (num_tokens,))
+    chex.assert_shape(inputs.kv_lens, (num_rows,))
+    chex.assert_shape(inputs.cu_q_lens, (num_rows + 1,))
+    chex.assert_shape(kv, (None, None, kv_width(config)))
+    chex.assert_is_divisible(kv.shape[0], config.num_layers)
 
 
 def _logits(params: ModelParams, hidden: Float[jax.Array, "B D"]) -> Float32[jax.Array, "B V"]:
