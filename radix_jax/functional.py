@@ -53,6 +53,9 @@ def prefill(
 ) -> tuple[KVPool, Float32[jax.Array, "B V"]]:
     """Compute ragged rows: row b's tokens are [cu_q_lens[b], cu_q_lens[b + 1]) of the flat T, after a cached prefix of
     any length. Returns (kv, logits of each row's last token). Logits of padding rows are undefined.
+
+    Raises:
+        AssertionError: a pool of another model, or shapes that don't fit each other.
     """
     kv, hidden = _forward(params, kv, inputs, inputs.token_ids.shape[0], attention_backend)
     last = jnp.maximum(jnp.asarray(inputs.cu_q_lens)[1:] - 1, 0)
@@ -66,6 +69,7 @@ def decode(
 
     Raises:
         ValueError: T differs from B.
+        AssertionError: a pool of another model, or shapes that don't fit each other.
     """
     num_tokens, num_rows = inputs.token_ids.shape[0], inputs.page_table.shape[0]
     if num_tokens != num_rows:
