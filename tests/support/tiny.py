@@ -27,7 +27,7 @@ TINY = LlamaConfig(
 # One shape of step for most tests: 8 rows, and 64 tokens of prompt.
 SMALL: dict[str, Any] = {
     "page_size": 4,
-    "num_pages": 200,
+    "num_pages": 1600,
     "max_model_len": MAX_LEN,
     "max_running_requests": 8,
     "max_prefill_tokens": 64,
