@@ -89,7 +89,7 @@ def chat(sampling: SamplingParams, config: EngineConfig, model: Model = _DEFAULT
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401
     with radix_jax.LLM(model, **dataclasses.asdict(config)) as llm:
-        Chat(llm, sampling, sys.stdout, interactive=interactive).run()
+        Chat(llm, sampling, interactive=interactive).run()
 
 
 @app.command()

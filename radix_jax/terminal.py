@@ -5,7 +5,7 @@ import shutil
 import signal
 from collections.abc import Generator, Iterator
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -48,10 +48,9 @@ class Chat:
     interactive: a person types. If not, answers are all that is printed, and an error ends the chat.
     """
 
-    def __init__(self, llm: LLM, sampling: SamplingParams, out: TextIO, *, interactive: bool) -> None:
+    def __init__(self, llm: LLM, sampling: SamplingParams, *, interactive: bool) -> None:
         self._llm = llm
         self._sampling = sampling
-        self._out = out
         self._interactive = interactive
         self._messages: list[dict[str, str]] = []
 
@@ -89,7 +88,7 @@ class Chat:
             self._messages.clear()
             self._note("the conversation is forgotten; what is cached stays")
         elif command == "/tree":
-            self._out.write(draw_tree(self._llm.cache.tree.snapshot(), self._llm.tokenizer) + "\n")
+            print(draw_tree(self._llm.cache.tree.snapshot(), self._llm.tokenizer))
         else:
             self._note(f"no command {command}: {_COMMANDS}")
 
@@ -117,11 +116,10 @@ class Chat:
         with watch as interrupts, contextlib.closing(stream_text(self._llm, token_ids, self._sampling)) as states:
             for piece, output in states:
                 pieces.append(piece)
-                self._out.write(piece)
-                self._out.flush()
+                print(piece, end="", flush=True)
                 if output.finished or interrupts:
                     num_prompt, num_output = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
-                    self._out.write("\n")
+                    print(flush=True)
                     self._note(
                         f"[{num_prompt:,} prompt tokens, {output.cached_tokens:,} of them cached; "
                         f"{num_output:,} generated, {'interrupted' if interrupts else output.outputs[0].finish_reason}]"
@@ -132,8 +130,7 @@ class Chat:
     def _note(self, words: str) -> None:
         """A word to the person at the terminal."""
         if self._interactive:
-            self._out.write(f"{words}\n")
-            self._out.flush()
+            print(words, flush=True)
 
 
 @contextlib.contextmanager
