@@ -8,6 +8,9 @@ import numpy as np
 from radix_jax.arrays import SamplingInputs, StepInputs
 from radix_jax.plan import Bucket, StepPlan
 
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_MAX_INT32 = np.iinfo(np.int32).max
+
 
 def empty_inputs(bucket: Bucket, num_slots: int = 0) -> StepInputs:
     """A bucket of padding alone. num_slots: slots of the whole pool, all layers; padding slots start there."""
@@ -62,8 +65,8 @@ def pack_sampling(plan: StepPlan) -> SamplingInputs:
         params = row.request.sampling
         if not row.samples or params.temperature == 0.0:
             continue
-        sampling.temperature[b] = params.temperature
-        sampling.top_k[b] = max(params.top_k, 0)
+        sampling.temperature[b] = min(params.temperature, _MAX_FLOAT32)
+        sampling.top_k[b] = min(max(params.top_k, 0), _MAX_INT32)
         sampling.top_p[b] = params.top_p
         sampling.min_p[b] = params.min_p
         sampling.seed[b] = row.request.seed & 0xFFFFFFFF, row.request.seed >> 32

@@ -6,6 +6,9 @@ from jaxtyping import Bool, Float32, Int32, UInt32
 
 from radix_jax.arrays import SamplingInputs
 
+# A lower temperature is as good as greedy, and logits divided by it overflow.
+MIN_TEMPERATURE = 1e-30
+
 
 def sample(logits: Float32[jax.Array, "B V"], sampling: SamplingInputs) -> Int32[jax.Array, " B"]:
     """One token a row: the argmax where temperature is 0, else drawn from the filtered softmax of logits / temperature.
@@ -18,7 +21,7 @@ def sample(logits: Float32[jax.Array, "B V"], sampling: SamplingInputs) -> Int32
     draws = rows.temperature > 0.0
 
     def drawn() -> Int32[jax.Array, " B"]:
-        scaled = logits / jnp.where(draws, rows.temperature, 1.0)[:, None]
+        scaled = logits / jnp.where(draws, jnp.maximum(rows.temperature, MIN_TEMPERATURE), 1.0)[:, None]
         filters = draws & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
         kept = jax.lax.cond(jnp.any(filters), lambda: _filter(scaled, rows), lambda: scaled)
         noise = jax.vmap(_gumbel, in_axes=(0, 0, 0, None))(rows.seed, rows.sample_index, rows.position, logits.shape[1])
@@ -46,8 +49,9 @@ def _filter(logits: Float32[jax.Array, "B V"], rows: SamplingInputs) -> Float32[
 def _within_top_p(descending: Float32[jax.Array, "B V"], top_p: Float32[jax.Array, " B"]) -> Bool[jax.Array, "B V"]:
     probabilities = jax.nn.softmax(descending, axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    # Rounding may leave the sum short of 1: top_p = 1 keeps all whatever the sum.
-    return (before < top_p[:, None]) | (top_p >= 1.0)[:, None]
+    # The first token is kept even where top_p is too small for float32. Rounding may leave the sum short of 1: top_p = 1
+    # keeps all whatever the sum.
+    return (before == 0.0) | (before < top_p[:, None]) | (top_p >= 1.0)[:, None]
 
 
 def _gumbel(

@@ -101,6 +101,12 @@ def test_sampling_rows() -> None:
     assert not sampling.sample_index.any()
 
 
+def test_sampling_values_beyond_32_bits_mean_the_same_as_the_largest_ones() -> None:
+    sampling = pack_sampling(make_plan("decode", [make_row(3, [5], [8], temperature=1e300, top_k=2**40)], 1))
+    assert sampling.temperature.tolist() == [np.finfo(np.float32).max]
+    assert sampling.top_k.tolist() == [2**31 - 1]
+
+
 def test_a_chunk_that_samples_nothing_is_greedy() -> None:
     rows = [make_row(0, [1, 2, 3, 4], [8], temperature=1.0, top_k=3, samples=False), make_row(0, [1], [2])]
     sampling = pack_sampling(make_plan("prefill", rows, 8))

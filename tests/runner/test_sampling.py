@@ -129,6 +129,17 @@ def test_filters_by_hand(values: dict[str, Any], kept: set[int]) -> None:
     assert set(draw(np.array(DESCENDING), **values).tolist()) == kept
 
 
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.5}, {"min_p": 0.5}, {"top_k": 2}])
+@pytest.mark.parametrize("temperature", [1e-10, 1e-37, 1.2e-38])
+def test_a_temperature_near_zero_is_as_good_as_greedy(temperature: float, filters: dict[str, Any]) -> None:
+    assert set(draw(np.array([40.0, 50.0, 30.0, -80.0]), temperature=temperature, **filters).tolist()) == {1}
+
+
+@pytest.mark.parametrize("top_p", [1e-10, 1e-40, 1e-46])
+def test_top_p_keeps_the_first_token_however_small_it_is(top_p: float) -> None:
+    assert set(draw(np.array([0.0, 1.0, 2.0]), top_p=top_p).tolist()) == {2}
+
+
 def test_all_tokens_tie_with_the_first() -> None:
     assert set(draw(np.zeros(6), top_k=1).tolist()) == set(range(6))
 
