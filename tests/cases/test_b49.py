@@ -1,12 +1,27 @@
 """Tied embeddings: the head is the embedding transposed, whether or not the checkpoint holds a head as well."""
 
 import dataclasses
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import TINY, dense_logits, generate, greedy, module_of, random_weights, tiny_engine
+from safetensors.numpy import load_file, save_file
+from tiny import (
+    SMALL,
+    TINY,
+    dense_greedy,
+    dense_logits,
+    generate,
+    greedy,
+    module_of,
+    random_weights,
+    tiny_engine,
+    tiny_llama,
+)
+from tiny_llm import write_folder
 
+from radix_jax import LLM
 from radix_jax.models.llama import LlamaConfig, weight_specs
 from radix_jax.models.registry import make_params
 
@@ -32,6 +47,19 @@ def test_the_engine_and_the_dense_module_agree() -> None:
     padded[: len(prompt)] = prompt
     logits = np.asarray(dense_logits(module)(jnp.asarray(padded)))[len(prompt) - 1]
     assert output.outputs[0].token_ids == [logits.argmax()]
+
+
+@pytest.mark.parametrize("present", [False, True], ids=["head_absent", "head_present"])
+def test_a_file_loads_with_the_head_and_without_it(tmp_path: Path, present: bool) -> None:
+    folder = write_folder(tmp_path, TIED)
+    if present:
+        path = folder / "model.safetensors"
+        unused = np.full((TIED.vocab_size, TIED.hidden_size), np.nan, np.float32)
+        save_file(load_file(path) | {"lm_head.weight": unused}, path)
+    prompt = list(range(20))
+    with LLM(folder, **SMALL) as llm:
+        [output] = llm.generate(prompt, greedy(4, ignore_eos=True))
+    assert output.outputs[0].token_ids == dense_greedy(prompt, 4, tiny_llama(TIED))
 
 
 @pytest.mark.parametrize("tied", [False, True])
