@@ -49,8 +49,8 @@ def _filter(logits: Float32[jax.Array, "B V"], rows: SamplingInputs) -> Float32[
 def _within_top_p(descending: Float32[jax.Array, "B V"], top_p: Float32[jax.Array, " B"]) -> Bool[jax.Array, "B V"]:
     probabilities = jax.nn.softmax(descending, axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    # The first token is kept even where top_p is too small for float32. Rounding may leave the sum short of 1: top_p = 1
-    # keeps all whatever the sum.
+    # The first token is kept even where top_p is too small for float32. Rounding may leave the sum short of 1:
+    # top_p = 1 keeps all whatever the sum.
     return (before == 0.0) | (before < top_p[:, None]) | (top_p >= 1.0)[:, None]
 
 

@@ -103,8 +103,8 @@ def test_sampling_rows() -> None:
 
 def test_sampling_values_beyond_32_bits_mean_the_same_as_the_largest_ones() -> None:
     sampling = pack_sampling(make_plan("decode", [make_row(3, [5], [8], temperature=1e300, top_k=2**40)], 1))
-    assert sampling.temperature.tolist() == [np.finfo(np.float32).max]
-    assert sampling.top_k.tolist() == [2**31 - 1]
+    assert sampling.temperature[0] == np.finfo(np.float32).max
+    assert sampling.top_k[0] == 2**31 - 1
 
 
 def test_a_chunk_that_samples_nothing_is_greedy() -> None:
