@@ -154,6 +154,7 @@ def _check_float(name: str, value: object, *, low: float, high: float) -> None:
 
 
 def _token_id_tuple(ids: Sequence[int] | None) -> tuple[int, ...]:
-    for token_id in ids or ():
+    token_ids = () if ids is None else tuple(ids)
+    for token_id in token_ids:
         check_int("stop_token_ids entry", token_id, at_least=0)
-    return tuple(ids or ())
+    return token_ids

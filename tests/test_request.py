@@ -97,6 +97,9 @@ def test_what_has_no_effect_is_taken(fields: dict[str, Any]) -> None:
 def test_stop_token_ids_become_a_tuple() -> None:
     assert SamplingParams(stop_token_ids=[7, 9]).stop_token_ids == (7, 9)
     assert SamplingParams(stop_token_ids=None).stop_token_ids == ()
+    # What can be read once, and what has no truth value, loses nothing.
+    assert PlainParams(stop_token_ids=iter([7, 9])).stop_token_ids == (7, 9)
+    assert PlainParams(stop_token_ids=np.array([0], object)).stop_token_ids == (0,)
 
 
 def test_a_request_knows_its_length_and_is_itself_alone() -> None:
