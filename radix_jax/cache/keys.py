@@ -72,7 +72,14 @@ def namespace_key(namespace: Hashable) -> Hashable:
     """A key that two namespaces share only if they are equal in value and in type, part by part.
 
     Python holds 1, True and 1.0 for equal; here they are three namespaces, inside tuples and frozensets too.
+
+    Raises:
+        TypeError: `namespace` is not hashable.
     """
+    try:
+        hash(namespace)
+    except TypeError as error:
+        raise TypeError(f"namespace {namespace!r} is not hashable; use a str, a number or a tuple of them") from error
     if isinstance(namespace, tuple):
         return type(namespace), tuple(namespace_key(part) for part in namespace)
     if isinstance(namespace, frozenset):

@@ -280,12 +280,7 @@ class RadixTree:
         return path, offset // TOKEN_BYTES, None, 0
 
     def _find_root(self, namespace: Hashable) -> RadixTreeNode:
-        try:
-            return self._roots.get(namespace_key(namespace), self._nothing)
-        except TypeError as error:
-            raise TypeError(
-                f"namespace {namespace!r} is not hashable; use a str, a number or a tuple of them"
-            ) from error
+        return self._roots.get(namespace_key(namespace), self._nothing)
 
     def _new_root(self, namespace: Hashable) -> RadixTreeNode:
         root = RadixTreeNode(self._key_fn, self._uuids, namespace)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int32
 
+from radix_jax.cache.errors import OutOfPages
 from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.plan import StepPlan, StepRow
 from radix_jax.request import Request
@@ -150,6 +151,7 @@ class Scheduler:
 
         Raises:
             RuntimeError: the plan before was not committed.
+            OutOfPages: nothing runs, and yet no waiting request fits: others than requests hold locks.
         """
         if self._plan_in_flight is not None and any(self._state_of(row) for row in self._plan_in_flight.rows):
             raise RuntimeError("the plan before was not committed; commit it, or abort its requests")
@@ -162,6 +164,7 @@ class Scheduler:
             plan = StepPlan("decode", tuple(rows), self._buckets.for_decode(len(rows)))
         else:
             plan = None
+            self._check_nothing_waits()
         self._plan_in_flight = plan
         return plan
 
@@ -231,6 +234,17 @@ class Scheduler:
         """The row's request, unless it was aborted."""
         state = self._running.get(row.request.request_id)
         return state if state is not None and state.request is row.request else None
+
+    def _check_nothing_waits(self) -> None:
+        """With nothing running, every request that was let in fits, unless somebody else keeps pages."""
+        if not len(self._waiting):
+            return
+        self._admission_may_succeed = True
+        raise OutOfPages(
+            f"{len(self._waiting)} requests wait, none runs, and the next one does not fit: "
+            f"{self._cache.tree.protected_size} cached tokens are locked by others than requests; unlock those, or "
+            "raise num_pages"
+        )
 
     def _prefill_rows(self) -> list[StepRow]:
         rows: list[StepRow] = []

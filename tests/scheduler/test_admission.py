@@ -3,6 +3,8 @@
 import pytest
 from scheduling import FakeModel, RequestMaker, expected_output, make_scheduler, run_all, step
 
+from radix_jax.cache import OutOfPages
+
 
 @pytest.mark.parametrize(
     ("prompt_len", "max_tokens", "message"),
@@ -21,6 +23,32 @@ def test_what_can_never_run_is_refused_with_numbers(prompt_len: int, max_tokens:
     with pytest.raises(ValueError, match=message):
         scheduler.add(request)
     assert not scheduler.has_unfinished
+
+
+@pytest.mark.parametrize("enable_prefix_cache", [True, False])
+def test_a_namespace_that_cannot_be_looked_up_is_refused_on_arrival(enable_prefix_cache: bool) -> None:
+    scheduler = make_scheduler(enable_prefix_cache=enable_prefix_cache)
+    with pytest.raises(TypeError, match=r"namespace \('a', \['b'\]\) is not hashable"):
+        scheduler.add(RequestMaker()([1, 2], namespace=("a", ["b"])))
+    assert not scheduler.has_unfinished
+    scheduler.check_integrity()
+
+
+def test_locks_of_others_that_leave_no_room_are_named_and_may_be_taken_off() -> None:
+    scheduler = make_scheduler(page_size=4, num_pages=6)
+    model, make, tree = FakeModel(6, 4), RequestMaker(), scheduler.cache.tree
+    first, second = make(range(12), 1), make(range(20, 36), 1)
+    scheduler.add(first)
+    run_all(scheduler, model)
+    pinned = tree.match_prefix(range(12)).handle
+    tree.lock(pinned)
+    scheduler.add(second)
+    for _ in range(2):
+        with pytest.raises(OutOfPages, match=r"1 requests wait, none runs, .* 12 cached tokens are locked by others"):
+            scheduler.plan()
+    scheduler.check_integrity()
+    tree.unlock(pinned)
+    assert run_all(scheduler, model)[second.request_id].output_ids.tolist() == expected_output(second)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
