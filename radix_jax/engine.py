@@ -75,6 +75,7 @@ class Engine:
         self._config = config = resolve_config(config or EngineConfig(), model_params)
         self._vocab_size: int = model_params.config.vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._closed = False
         self._num_requests = 0
         # The prompt of an unfinished request as the list that its outputs carry: made once, not at each step.
         self._prompts: dict[str, list[int]] = {}
@@ -147,12 +148,17 @@ class Engine:
         max_tokens is cut to the room that the context leaves; None takes all that context and pool leave.
 
         Raises:
-            TypeError: token_ids are no ints, or the namespace is not hashable.
+            TypeError: token_ids are no ints, sampling is no SamplingParams, or the namespace is not hashable.
             ValueError: no ids, ids outside the vocabulary, or a prompt or output that context or pool can't hold.
             NotImplementedError: a priority, which is not built yet.
+            RuntimeError: the engine is closed.
         """
         if priority != 0:
             raise NotImplementedError(f"priority={priority!r} is not built yet; leave it 0")
+        if self._closed:
+            raise RuntimeError("the engine is closed; make a new one")
+        if sampling is not None and not isinstance(sampling, SamplingParams):
+            raise TypeError(f"sampling is a {type(sampling).__name__}; give SamplingParams, or None for its defaults")
         request = self._make_request(token_ids, sampling or SamplingParams(), namespace)
         self._scheduler.add(request)
         self._num_requests += 1
@@ -192,7 +198,9 @@ class Engine:
 
         Closing the iterator aborts the request. Raises as `add_request`, on the call.
         """
-        return self._stream(self.add_request(token_ids, sampling, namespace=namespace))
+        outputs = self._stream(self.add_request(token_ids, sampling, namespace=namespace))
+        next(outputs)
+        return outputs
 
     def flush_cache(self) -> None:
         """Drop all that is cached.
@@ -241,6 +249,7 @@ class Engine:
 
     def close(self) -> None:
         """Drop every request and give the pool's memory back; the engine is of no use afterwards."""
+        self._closed = True
         self._scheduler.reset()
         self._prompts.clear()
         self._runner.close()
@@ -314,8 +323,10 @@ class Engine:
             finished=finished,
         )
 
-    def _stream(self, request_id: str) -> Generator[RequestOutput, None, None]:
+    def _stream(self, request_id: str) -> Generator[Any, None, None]:
+        """The states of one request, after one None: closing a generator that has not begun ends nothing."""
         try:
+            yield None
             while request_id in self._scheduler.states:
                 yield from (output for output in self.step() if output.request_id == request_id)
         finally:
@@ -331,9 +342,12 @@ def _checked_ids(token_ids: TokenIds, vocab_size: int) -> Int32[np.ndarray, " T"
     """`token_ids` as int32 of their own; refused where they are no ids of the vocabulary."""
     if isinstance(token_ids, str):
         raise TypeError("the engine takes token ids, not text; encode it, or use LLM")
-    if not isinstance(token_ids, np.ndarray) and any(isinstance(token_id, bool) for token_id in token_ids):
+    if isinstance(token_ids, Sequence) and any(isinstance(token_id, bool | np.bool_) for token_id in token_ids):
         raise TypeError(f"prompt token ids must be ints, got a bool in {token_ids!r}")
-    ids = np.asarray(token_ids)
+    try:
+        ids = np.asarray(token_ids)
+    except ValueError as error:
+        raise TypeError("prompt token ids must be a flat sequence of ints, got sequences of several lengths") from error
     if ids.size == 0:
         raise ValueError("empty prompt: a request needs at least 1 token; if text was given, the tokenizer made none")
     if ids.ndim != 1 or ids.dtype.kind not in "iu":

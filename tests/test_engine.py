@@ -183,6 +183,10 @@ def test_no_limit_takes_all_that_the_pool_leaves() -> None:
         ([True, 3], TypeError, "must be ints, got a bool"),
         (np.array([True]), TypeError, "must be a flat sequence of ints"),
         ([[1, 2]], TypeError, "must be a flat sequence of ints"),
+        ([[1], [1, 2]], TypeError, "must be a flat sequence of ints, got sequences of several lengths"),
+        ([np.True_, 5], TypeError, "must be ints, got a bool"),
+        (None, TypeError, "must be a flat sequence of ints"),
+        (5, TypeError, "must be a flat sequence of ints"),
         (
             [1] * MAX_LEN,
             ValueError,
@@ -209,6 +213,9 @@ def test_bad_arguments_are_refused_and_the_next_request_works(plain_engine: Engi
     namespace: Any = ["unhashable"]
     with pytest.raises(TypeError, match="namespace"):
         plain_engine.add_request([1], namespace=namespace)
+    sampling: Any = {"temperature": 0.0}
+    with pytest.raises(TypeError, match="sampling is a dict; give SamplingParams"):
+        plain_engine.add_request([1], sampling)
     assert not plain_engine.has_unfinished()
     [output] = generate(plain_engine, [[1, 2, 3]], greedy(2))
     assert output.outputs[0].token_ids == dense_greedy([1, 2, 3], 2)
@@ -285,6 +292,15 @@ def test_a_closed_stream_aborts_its_request(engine: Engine) -> None:
     assert engine.has_unfinished()
     stream.close()
     assert not engine.has_unfinished()
+    assert_idle(engine)
+
+
+def test_closing_a_stream_that_has_not_begun_aborts_its_request(engine: Engine) -> None:
+    stream = engine.stream([1, 2, 3], greedy(50))
+    assert engine.has_unfinished()
+    stream.close()
+    assert not engine.has_unfinished()
+    engine.stream([1, 2, 3], greedy(50))  # and so does letting go of it
     assert_idle(engine)
 
 
@@ -419,6 +435,8 @@ def test_close_gives_the_pool_back() -> None:
     assert kv.is_deleted()
     assert not engine.has_unfinished()
     engine.close()
+    with pytest.raises(RuntimeError, match="the engine is closed; make a new one"):
+        engine.add_request([1, 2, 3])
     # The model is the caller's own, and lives on.
     assert not tiny_llama().embed.get_value().is_deleted()
 
