@@ -96,7 +96,7 @@ class LLM:
             TypeError: prompts are neither text nor token ids.
         """
         listed = _as_prompts(prompts)
-        each = _one_each(sampling_params or SamplingParams(), len(listed))
+        each = _one_each(SamplingParams() if sampling_params is None else sampling_params, len(listed))
         texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
         encoders = [functools.partial(self._encode, prompt) for prompt in listed]
         return self._run(encoders, texts, each, use_tqdm)
@@ -112,8 +112,9 @@ class LLM:
 
         sampling_params: as in `generate`, but None answers up to the end of the context. Refusals as in `generate`.
         """
-        talks: list[Any] = [messages] if not messages or isinstance(messages[0], dict) else list(messages)
-        each = _one_each(sampling_params or SamplingParams(max_tokens=None), len(talks))
+        several = isinstance(messages, Sequence) and messages and not isinstance(messages[0], dict)
+        talks: list[Any] = list(messages) if several else [messages]
+        each = _one_each(SamplingParams(max_tokens=None) if sampling_params is None else sampling_params, len(talks))
         encoders = [functools.partial(self._encode_chat, talk) for talk in talks]
         return self._run(encoders, [None] * len(talks), each, use_tqdm)
 
@@ -247,7 +248,7 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts; one list of ints, or one flat array, is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    if not isinstance(prompts, Sequence | np.ndarray):
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Sequence | np.ndarray):
         raise TypeError(f"prompts are a {type(prompts).__name__}; give text, token ids, or a list of either")
     listed: list[Any] = list(prompts)
     if listed and not any(isinstance(prompt, str | Sequence | np.ndarray) for prompt in listed):

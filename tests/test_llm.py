@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plain_modules import plain_module
 from tiny import MAX_LEN, SMALL, TINY, assert_idle, dense_greedy, greedy, random_prompts, tiny_llama
 from tiny_llm import END_ID, Terminal, byte_tokenizer, new_llm, tiny_llm, write_folder
 
@@ -73,6 +74,8 @@ def test_one_sampling_params_each() -> None:
 def test_as_many_sampling_params_as_prompts() -> None:
     with pytest.raises(ValueError, match="2 SamplingParams for 4 prompts"):
         tiny_llm().generate(TEXTS, [greedy(1), greedy(2)])
+    with pytest.raises(ValueError, match="0 SamplingParams for 4 prompts"):
+        tiny_llm().generate(TEXTS, [])
 
 
 def test_default_sampling_is_vllms() -> None:
@@ -105,7 +108,7 @@ def test_the_error_is_raised_if_no_prompt_can_be_served() -> None:
     assert_idle(llm.engine)
 
 
-@pytest.mark.parametrize("prompts", [["the sea", [1.5]], ["the sea", [True]], ["the sea", 7], 7, None])
+@pytest.mark.parametrize("prompts", [["the sea", [1.5]], ["the sea", [True]], ["the sea", 7], b"the sea", 7, None])
 def test_what_is_no_prompt_is_a_type_error_and_leaves_nothing(prompts: Any) -> None:
     llm = tiny_llm()
     with pytest.raises(TypeError):
@@ -153,6 +156,15 @@ def test_a_chat_goes_on_to_the_end_of_the_context() -> None:
 def test_no_messages_are_refused() -> None:
     with pytest.raises(TextError, match="messages is empty"):
         tiny_llm().chat([])
+
+
+@pytest.mark.parametrize("messages", [{"role": "user", "content": "the sea"}, iter([]), "the sea", None])
+def test_what_is_no_list_of_messages_is_refused(messages: Any) -> None:
+    # Without the runtime type checks of tests, so that a wrong type reaches our own checks.
+    llm = plain_module("llm").LLM(tiny_llama(), tokenizer=byte_tokenizer(), **SMALL)
+    with pytest.raises(TextError, match=r"messages is a .*, not a list"):
+        llm.chat(messages)
+    assert_idle(llm.engine)
 
 
 def test_stats_count_what_was_cached() -> None:
