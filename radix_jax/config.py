@@ -1,4 +1,4 @@
-"""EngineConfig: every setting of an engine, checked here and nowhere else."""
+"""EngineConfig: every setting of an engine and its range. What hangs on the model is checked where it is known."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ TokenIds = Sequence[int] | np.ndarray
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts since the engine started.
+    """Counts since the engine started; all but the compiles begin anew after a step that failed.
 
     hit_rate: cached / all prompt tokens of admitted requests, each request counted once.
     num_prefill_tokens: prompt tokens computed. num_evicted_tokens: cached tokens given up for room.
@@ -216,7 +216,7 @@ class Engine:
         self._cache.reset()
 
     def stats(self) -> EngineStats:
-        """Counts since the engine started, and the pages of now."""
+        """Counts so far, and the pages of now."""
         counts: SchedulerStats = self._scheduler.stats
         tree, page_size = self._cache.tree, self._config.page_size
         num_padded = sum(counts.num_padded_tokens.values())
