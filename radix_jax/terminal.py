@@ -93,24 +93,20 @@ class Chat:
             self._note(f"no command {command}: {_COMMANDS}")
 
     def _answer(self, words: str) -> None:
-        self._messages.append({"role": "user", "content": words})
-        answer = ""
+        messages = [*self._messages, {"role": "user", "content": words}]
         try:
-            answer = self._stream_answer()
+            answer = self._stream_answer(messages)
         except ValueError as error:
             if not self._interactive:
                 raise
             self._note(f"error: {error}; /reset starts anew")
-        finally:
-            if answer:
-                self._messages.append({"role": "assistant", "content": answer})
-            else:
-                self._messages.pop()
+            return
+        self._messages = [*messages, {"role": "assistant", "content": answer}]
 
-    def _stream_answer(self) -> str:
+    def _stream_answer(self, messages: list[dict[str, str]]) -> str:
         """Print the answer as it comes; what was printed, should Ctrl-C end it."""
         pieces: list[str] = []
-        token_ids = self._llm.tokenizer.encode_chat(self._messages)
+        token_ids = self._llm.tokenizer.encode_chat(messages)
         # An interrupt inside a step would cost the cache: at the terminal it is seen between two steps.
         watch = _interrupts() if self._interactive else contextlib.nullcontext([])
         with watch as interrupts, contextlib.closing(stream_text(self._llm, token_ids, self._sampling)) as states:

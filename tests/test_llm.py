@@ -220,46 +220,66 @@ def test_a_context_manager_gives_the_pool_back() -> None:
     assert kv.is_deleted()
 
 
-def interrupt_at(call: int, *, after: bool, run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, but at its `call`-th call a Ctrl-C comes before it or after it."""
+def interrupt_at(call: int, run: Callable[..., Any], when: str, lose: Callable[[], None] = lambda: None) -> Any:
+    """`run`, but at its `call`-th call a Ctrl-C comes before it, or after it and after `lose`."""
     num_calls = 0
 
     def interrupted(*args: Any) -> Any:
         nonlocal num_calls
         num_calls += 1
-        if num_calls == call and not after:
+        if num_calls == call and when == "before":
             signal.raise_signal(signal.SIGINT)
         result = run(*args)
-        if num_calls == call and after:
+        if num_calls == call and when == "after":
+            lose()
             signal.raise_signal(signal.SIGINT)
         return result
 
     return interrupted
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("call", [1, 2, 4])
-@pytest.mark.parametrize("inside", ["step", "between steps"])
-def test_an_interrupt_leaves_the_llm_usable(
-    monkeypatch: pytest.MonkeyPatch, inside: str, call: int, after: bool
-) -> None:
-    llm = tiny_llm()
-    target, name = (llm.engine.runner, "run") if inside == "step" else (llm.engine, "step")
-    with monkeypatch.context() as patch:
-        patch.setattr(target, name, interrupt_at(call, after=after, run=getattr(target, name)))
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate(list(TEXTS), greedy(8))
+def check_usable(llm: LLM) -> None:
     assert_idle(llm.engine)
     assert not llm.engine.has_unfinished()
     assert generated(llm.generate(list(TEXTS), greedy(8))) == [dense_greedy(ids_of(text), 8) for text in TEXTS]
     assert_idle(llm.engine)
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("call", [1, 2, 4])
+@pytest.mark.parametrize("inside", ["step", "between steps"])
+def test_an_interrupt_leaves_the_llm_usable(monkeypatch: pytest.MonkeyPatch, inside: str, call: int, when: str) -> None:
+    llm = tiny_llm()
+    target, name = (llm.engine.runner, "run") if inside == "step" else (llm.engine, "step")
+    with monkeypatch.context() as patch:
+        patch.setattr(target, name, interrupt_at(call, getattr(target, name), when))
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(list(TEXTS), greedy(8))
+    check_usable(llm)
+
+
+def test_an_interrupt_that_loses_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = tiny_llm()
+    ids = list(range(40))
+    llm.generate(ids, greedy(1))
+    with monkeypatch.context() as patch:
+        # The step has taken the pool, and the new one has no name yet.
+        patch.setattr(
+            llm.engine.runner,
+            "run",
+            interrupt_at(2, llm.engine.runner.run, "after", lambda: llm.engine.runner.kv.delete()),
+        )
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(list(TEXTS), greedy(8))
+    assert llm.generate(ids, greedy(1))[0].cached_tokens == 0
+    check_usable(llm)
+
+
 def test_an_interrupt_between_steps_keeps_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm()
     ids = list(range(40))
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine, "step", interrupt_at(3, after=False, run=llm.engine.step))
+        patch.setattr(llm.engine, "step", interrupt_at(3, llm.engine.step, "before"))
         with pytest.raises(KeyboardInterrupt):
             llm.generate(ids, greedy(8))
     assert llm.generate(ids, greedy(1))[0].cached_tokens == 36
