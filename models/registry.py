@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from radix_jax.arrays import WeightSpec
@@ -116,6 +117,11 @@ def _check_leaves(specs: tuple[WeightSpec, ...], weights: Weights) -> None:
             if spec.optional:
                 continue
             raise ValueError(f"params lack the leaf {_dotted(spec.path)} of shape {shape}")
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"leaf {_dotted(spec.path)} is a {type(leaf).__name__} of dtype {dtype}, not an array of floats"
+            )
         if tuple(leaf.shape) != shape:
             raise ValueError(f"leaf {_dotted(spec.path)} has shape {tuple(leaf.shape)}, the model needs {shape}")
     if leaves:

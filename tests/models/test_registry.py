@@ -146,6 +146,14 @@ def test_a_wrong_shape_is_named() -> None:
         params_of(TINY, weights)
 
 
+@pytest.mark.parametrize("leaf", [1.0, jnp.ones(64, jnp.int32)])
+def test_a_leaf_that_holds_no_floats_is_named(leaf: Any) -> None:
+    weights = random_weights(TINY)
+    weights["layers"][1]["attn_norm"] = leaf
+    with pytest.raises(ValueError, match=r"leaf layers\.1\.attn_norm is a .*, not an array of floats"):
+        params_of(TINY, weights)
+
+
 def test_params_are_a_pytree_with_the_config_as_structure() -> None:
     params = params_of(tiny_llama())
     leaves, structure = jax.tree.flatten(params)
