@@ -145,7 +145,8 @@ class Engine:
         """Queue a request and return its id.
 
         token_ids: the prompt, at least one id. namespace: KV is shared inside one namespace alone.
-        max_tokens is cut to the room that the context leaves; None takes all that context and pool leave.
+        max_tokens is cut to the room that the context leaves; None takes all that context and pool leave. An interrupt
+        half-way is one of a step: every request is dropped and the cache emptied.
 
         Raises:
             TypeError: token_ids are no ints, sampling is no SamplingParams, or the namespace is not hashable.
@@ -160,9 +161,15 @@ class Engine:
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"sampling is a {type(sampling).__name__}; give SamplingParams, or None for its defaults")
         request = self._make_request(token_ids, sampling or SamplingParams(), namespace)
-        self._scheduler.add(request)
-        self._num_requests += 1
-        self._prompts[request.request_id] = request.token_ids.tolist()
+        try:
+            self._scheduler.add(request)
+            self._prompts[request.request_id] = request.token_ids.tolist()
+            self._num_requests += 1
+        except (TypeError, ValueError):
+            raise
+        except BaseException:
+            self._start_over()
+            raise
         return request.request_id
 
     def step(self) -> list[RequestOutput]:
@@ -187,6 +194,11 @@ class Engine:
         state = self._scheduler.abort(request_id)
         return None if state is None else self._output(state)
 
+    @property
+    def unfinished(self) -> frozenset[str]:
+        """Ids of the requests that wait or run."""
+        return frozenset(self._scheduler.states)
+
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
         return self._scheduler.has_unfinished
@@ -198,7 +210,7 @@ class Engine:
 
         Closing the iterator aborts the request. Raises as `add_request`, on the call.
         """
-        outputs = self._stream(self.add_request(token_ids, sampling, namespace=namespace))
+        outputs = self._stream(token_ids, sampling, namespace)
         next(outputs)
         return outputs
 
@@ -323,8 +335,11 @@ class Engine:
             finished=finished,
         )
 
-    def _stream(self, request_id: str) -> Generator[Any, None, None]:
+    def _stream(
+        self, token_ids: TokenIds, sampling: SamplingParams | None, namespace: Hashable
+    ) -> Generator[Any, None, None]:
         """The states of one request, after one None: closing a generator that has not begun ends nothing."""
+        request_id = self.add_request(token_ids, sampling, namespace=namespace)
         try:
             yield None
             while request_id in self._scheduler.states:

@@ -150,6 +150,7 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         """Add what can be served, step until it is done, and put outputs and refusals in the order of the prompts."""
+        before = self._engine.unfinished
         places: dict[str, int] = {}
         outputs: list[RequestOutput | None] = [None] * len(encoders)
         refusals: list[ValueError] = []
@@ -169,10 +170,11 @@ class LLM:
                         if output.finished and place is not None:
                             outputs[place] = self._with_text(output, texts[place])
                     bar.update(sum(outputs[i] is not None for i in places.values()))
-        finally:
-            for request_id, place in places.items():
-                if outputs[place] is None:
-                    self._engine.abort(request_id)
+        except BaseException:
+            # Not by `places`: an interrupt may come before an id is entered there.
+            for request_id in self._engine.unfinished - before:
+                self._engine.abort(request_id)
+            raise
         for refusal in refusals:
             _LOG.warning("a prompt was refused: %s", refusal)
         return [output for output in outputs if output is not None]

@@ -227,6 +227,7 @@ def test_bad_arguments_are_refused_and_the_next_request_works(plain_engine: Engi
 
 def test_abort_of_a_waiting_request(engine: Engine) -> None:
     request_id = engine.add_request([1, 2, 3], greedy(5))
+    assert engine.unfinished == {request_id}
     output = engine.abort(request_id)
     assert output is not None
     assert (output.finished, output.outputs[0].token_ids, output.outputs[0].finish_reason) == (True, [], "abort")
@@ -417,6 +418,23 @@ def test_a_step_that_fails_drops_its_requests_and_the_cache(
     [output] = generate(engine, [prompt], greedy(3))
     assert output.cached_tokens == 0
     assert output.outputs[0].token_ids == dense_greedy(prompt, 3)
+
+
+def test_an_add_that_is_interrupted_leaves_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ctrl-C may, at any statement."""
+    engine.add_request([1, 2, 3], greedy(5))
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.cache, "match_len", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.add_request([1, 2, 3, 4, 5, 6], greedy(5))
+    assert not engine.has_unfinished()
+    assert_idle(engine)
+    [output] = generate(engine, [[1, 2, 3]], greedy(2))
+    assert output.outputs[0].token_ids == dense_greedy([1, 2, 3], 2)
 
 
 def test_a_pool_lost_between_two_statements_is_made_anew(engine: Engine) -> None:

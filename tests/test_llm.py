@@ -247,10 +247,12 @@ def check_usable(llm: LLM) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("call", [1, 2, 4])
-@pytest.mark.parametrize("inside", ["step", "between steps"])
+@pytest.mark.parametrize("inside", ["step", "between steps", "adding"])
 def test_an_interrupt_leaves_the_llm_usable(monkeypatch: pytest.MonkeyPatch, inside: str, call: int, when: str) -> None:
     llm = tiny_llm()
-    target, name = (llm.engine.runner, "run") if inside == "step" else (llm.engine, "step")
+    engine = llm.engine
+    places = {"step": (engine.runner, "run"), "between steps": (engine, "step"), "adding": (engine, "add_request")}
+    target, name = places[inside]
     with monkeypatch.context() as patch:
         patch.setattr(target, name, interrupt_at(call, getattr(target, name), when))
         with pytest.raises(KeyboardInterrupt):
