@@ -30,7 +30,7 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
         top_k=int(rng.choice([-1, 0, 1, 40, 1000])),
         top_p=float(rng.choice([0.1, 0.9, 1.0])),
         min_p=float(rng.choice([0.0, 0.2])),
-        max_tokens=[None, 1, 2, 5, 12][rng.integers(5)],
+        max_tokens=None if rng.random() < 0.04 else int(rng.integers(1, 13)),
         seed=[None, 0, 2**63 - 1][rng.integers(3)],
         stop_token_ids=[(), (7,), (1, 2, 3)][rng.integers(3)],
         ignore_eos=bool(rng.integers(2)),

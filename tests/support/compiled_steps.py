@@ -1,5 +1,6 @@
 """Steps compiled as the engine compiles them, and a look into the program for copies of the pool."""
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from radix_jax.runner.runner import decode_step, prefill_step
 STEPS: dict[str, Callable[..., Any]] = {"prefill": prefill_step, "decode": decode_step}
 BUCKETS = {"prefill": Bucket("prefill", 64, 8, 32), "decode": Bucket("decode", 8, 8, 32)}
 PAGE_SIZE = 4
+# Pages a layer; the larger pool outgrows all that a step needs besides.
+SMALL_POOL, LARGE_POOL = 2000, 8000
 
 # Without moving data, or in place: of a fusion its root counts.
 _IN_PLACE = {"parameter", "get-tuple-element", "bitcast", "scatter", "dynamic-update-slice", "fusion"}
@@ -26,6 +29,7 @@ _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?[\w.-]+ = (\w+)\[([\d,]*)\]\S* ([\w-]+
 _CALLED = re.compile(r"calls=%?([\w.-]+)")
 
 
+@functools.cache
 def compile_step(kind: str, num_pages: int, *, donate: bool = True) -> jax.stages.Compiled:
     """A step of the tiny model over a pool of `num_pages` pages a layer."""
     params = make_params(TINY, random_weights(TINY))
