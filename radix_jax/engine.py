@@ -87,8 +87,7 @@ class Engine:
             max_prefill_tokens=config.max_prefill_tokens,
         )
         self._cache, self._scheduler = self._new_bookkeeping()
-        if config.compile_cache_dir != "":
-            keep_compiles(Path(config.compile_cache_dir or user_cache_dir() / "xla"))
+        _keep_compiles(config.compile_cache_dir)
         self._runner = Runner(
             model_params,
             num_pages=self._num_pages,
@@ -346,6 +345,17 @@ class Engine:
                 yield from (output for output in self.step() if output.request_id == request_id)
         finally:
             self.abort(request_id)
+
+
+def _keep_compiles(folder: str | None) -> None:
+    """Set the persistent compile cache up; a user without a folder to write to does without the default one."""
+    if folder:
+        keep_compiles(Path(folder))
+    elif folder is None:
+        try:
+            keep_compiles(user_cache_dir() / "xla")
+        except (OSError, RuntimeError) as error:
+            _LOG.warning("compiles are not kept: %s; set compile_cache_dir, or RADIX_JAX_CACHE", error)
 
 
 def _known(value: int | None) -> int:

@@ -54,3 +54,8 @@ def test_kept_in_the_users_cache_or_in_a_folder_of_ones_own(tmp_path: Path) -> N
 def test_or_nowhere(tmp_path: Path) -> None:
     assert hits_of(tmp_path / "unused", compile_cache_dir="") == 0
     assert not (tmp_path / "unused").exists()
+
+
+def test_or_nowhere_for_a_user_who_has_no_folder_to_write_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert hits_of(tmp_path / "file" / "cache") == 0
