@@ -92,13 +92,14 @@ def test_answers_that_differ_are_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_on_the_real_model() -> None:
     """As `make demo` runs it, through a pipe."""
     done = subprocess.run(
         [sys.executable, "-m", "radix_jax", "demo"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1100,
         check=False,
     )
     assert done.returncode == 0, done.stderr
