@@ -28,7 +28,7 @@ def make_images() -> dict[str, str]:
     requests = textbook_requests()
     return {
         "small_tree.svg": small_tree(),
-        "large_tree.svg": render_svg(large_tree().snapshot()),
+        "large_tree.svg": render_svg(large_tree().snapshot(), max_nodes=28, max_depth=4),
         "deep_tree.svg": render_svg(deep_tree().snapshot()),
         "textbook_splits.svg": textbook_splits().render_svg(),
         "textbook_requests.svg": requests.render_svg(),
@@ -61,17 +61,17 @@ def small_tree() -> str:
     """Chat prompts under one system prompt, one of them running, and a second tenant; tokens decoded."""
     words = Words()
     cache = PrefixCache(RadixTree(page_size=1), PagePool(200))
-    system = "You are a helpful assistant. "
+    system = "You answer in one line. "
     for question in (
         "What is a radix tree?",
         "What is a page table?",
-        "Write a haiku about caches.",
-        "日本語 で 答え て ください",
+        "Write a haiku on caches.",
+        "俳句 を 一つ 書いて",
     ):
         _serve(cache, words.encode(system + question))
     for _ in range(2):
-        _serve(cache, words.encode(f"{system}What is a radix tree? A tree whose edges hold strings."))
-    _serve(cache, words.encode("Translate <b>this</b> & that"), namespace=("tenant", 7))
+        _serve(cache, words.encode(f"{system}What is a radix tree? A tree whose edges hold whole strings."))
+    _serve(cache, words.encode("Translate <b>this</b>"), namespace=("tenant", 7))
     running = cache.match_prefix(words.encode(f"{system}What is a page table?"))
     cache.lock(running.handle)
     return render_svg(cache.tree.snapshot(), words.decode)
@@ -149,9 +149,7 @@ def textbook_requests() -> Replay:
         show(f"Lock {name}", f"The {match.cached_len} matched tokens can't be evicted while {name} runs.")
         own = cache.allocate(len(ids) - match.cached_len)
         private.extend(own.tolist())
-        show(
-            f"Allocate for {name}", f"Pages {own[0]} to {own[-1]} take the KV of {ids[4:]}. They are private to {name}."
-        )
+        show(f"Allocate for {name}", f"Pages {own[0]} to {own[-1]} take the KV of {ids[4:]}; private to {name} so far.")
         done = cache.commit(ids, np.concatenate([match.pages, own]), match.handle)
         private.clear()
         show(f"Insert {name}", f"{name}'s pages are the tree's now, and its lock reaches to its end.")

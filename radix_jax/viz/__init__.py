@@ -1,5 +1,6 @@
 """Drawings of a TreeSnapshot; knows nothing of trees or tokenizers."""
 
+from radix_jax.viz.notebook import TreeView
 from radix_jax.viz.replay import Frame, Replay
 from radix_jax.viz.snapshot import NodeSnapshot, NodeState, PoolSnapshot, TreeSnapshot
 from radix_jax.viz.svg import render_svg
@@ -12,6 +13,7 @@ __all__ = [
     "PoolSnapshot",
     "Replay",
     "TreeSnapshot",
+    "TreeView",
     "render_svg",
     "render_text",
 ]

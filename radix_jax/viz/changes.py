@@ -13,7 +13,7 @@ _PAGES_ROOM = 40
 
 @dataclass(frozen=True)
 class Changes:
-    """badges: by node id, what happened to the node in a word or two. summary: what came and went, in a line."""
+    """badges: by node id, what happened to the node in a word or two. summary: a line on what came and went, or ""."""
 
     badges: dict[int, str]
     summary: str
@@ -29,15 +29,15 @@ def find_changes(before: TreeSnapshot, after: TreeSnapshot) -> Changes:
         if badge:
             badges[node.node_id] = badge
     parts = []
-    for pages, verb in ((np.setdiff1d(new_pages, old_pages), "came in"), (np.setdiff1d(old_pages, new_pages), "left")):
+    for pages, sign in ((np.setdiff1d(new_pages, old_pages), "+"), (np.setdiff1d(old_pages, new_pages), "−")):
         if len(pages):
-            num_tokens = count(len(pages) * after.page_size, "token")
             noun = "page" if len(pages) == 1 else "pages"
-            parts.append(f"{num_tokens} {verb}, {noun} {page_ranges(pages, _PAGES_ROOM)}")
+            num_tokens = count(len(pages) * after.page_size, "token")
+            parts.append(f"{sign}{num_tokens} ({noun} {page_ranges(pages, _PAGES_ROOM)})")
     num_locked = after.num_locked_tokens - before.num_locked_tokens
     if num_locked:
-        parts.append(f"{count(abs(num_locked), 'token')} {'more' if num_locked > 0 else 'fewer'} locked")
-    return Changes(badges, " · ".join(parts))
+        parts.append(f"{_signed(num_locked)} locked")
+    return Changes(badges, f"change: {' · '.join(parts)}" if parts else "")
 
 
 def _badge(old: NodeSnapshot | None, node: NodeSnapshot, old_pages: Int32[np.ndarray, " P"]) -> str:
@@ -62,4 +62,8 @@ def _pages(snapshot: TreeSnapshot) -> Int32[np.ndarray, " P"]:
 def _lock_change(before: int, after: int) -> str:
     if not before or not after:
         return "locked" if after else "unlocked"
-    return f"{after - before:+,} lock{'' if abs(after - before) == 1 else 's'}".replace("-", "−")
+    return f"{_signed(after - before)} {'lock' if abs(after - before) == 1 else 'locks'}"
+
+
+def _signed(number: int) -> str:
+    return f"{'+' if number > 0 else '−'}{abs(number):,}"

@@ -1,15 +1,17 @@
 """Where the boxes of a drawing lie: roots at the left, a column a depth, a row a leaf, a parent halfway."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from radix_jax.viz.outline import Hidden, Outline
 from radix_jax.viz.snapshot import NodeSnapshot
 
-BOX_HEIGHT = 44
+_NODE_HEIGHT = 44
+_LOW_HEIGHT = 28  # of what is told in one line: a root, what is left out
 _COLUMN_GAP = 42
-_SIBLING_GAP = 14  # between boxes of one parent
-_FAMILY_GAP = 22  # between boxes of different parents
+_SIBLING_GAP = 12  # between boxes of one parent
+_FAMILY_GAP = 18  # between boxes of different parents
 
 
 @dataclass
@@ -27,9 +29,19 @@ class Box:
     width: float = 0.0
 
     @property
+    def height(self) -> int:
+        """Two lines of text, or one."""
+        return _LOW_HEIGHT if isinstance(self.item, Hidden) or self.item.state == "root" else _NODE_HEIGHT
+
+    @property
     def middle(self) -> float:
         """y of its middle."""
-        return self.y + BOX_HEIGHT / 2
+        return self.y + self.height / 2
+
+    @property
+    def bottom(self) -> float:
+        """y of its lower border."""
+        return self.y + self.height
 
 
 def place(outline: Outline, box_width: Callable[[Box], float]) -> list[Box]:
@@ -75,19 +87,37 @@ def _set_columns(boxes: list[Box], box_width: Callable[[Box], float]) -> None:
 
 
 def _set_rows(boxes: list[Box]) -> None:
-    """Leaves go below each other; a parent's middle is the middle between its first and its last child."""
-    has_children = {box.parent for box in boxes}
-    bottom: float | None = None
-    parent_above: int | None = None
+    """Families lie below each other and never overlap; a box's middle is halfway between its first and last child's."""
+    families: dict[int | None, list[int]] = {}
     for index, box in enumerate(boxes):
-        if index not in has_children:
-            gap = _SIBLING_GAP if box.parent == parent_above and box.parent is not None else _FAMILY_GAP
-            box.y = 0.0 if bottom is None else bottom + gap
-            bottom, parent_above = box.y + BOX_HEIGHT, box.parent
-    spans: dict[int, tuple[float, float]] = {}
+        families.setdefault(box.parent, []).append(index)
+    spans = [float(box.height) for box in boxes]  # height of a box with all that hangs on it
     for index in range(len(boxes) - 1, -1, -1):
-        box = boxes[index]
-        if index in spans:
-            box.y = sum(spans[index]) / 2
-        if box.parent is not None:
-            spans[box.parent] = (box.y, spans.get(box.parent, (box.y, box.y))[1])
+        spans[index] = max(spans[index], _stack_height(families.get(index, ()), spans, families))
+    for (
+        parent,
+        family,
+    ) in families.items():  # in the order of their parents, so that a parent's y is the top of its span
+        top = 0.0
+        if parent is not None:
+            top = boxes[parent].y + (spans[parent] - _stack_height(family, spans, families)) / 2
+        for index, gap in zip(family, _gaps(family, families), strict=True):
+            boxes[index].y = top
+            top += spans[index] + gap
+    for index in range(len(boxes) - 1, -1, -1):
+        box, family = boxes[index], families.get(index)
+        if family:
+            box.y = (boxes[family[0]].middle + boxes[family[-1]].middle - box.height) / 2
+
+
+def _stack_height(family: Sequence[int], spans: Sequence[float], families: Mapping[int | None, Sequence[int]]) -> float:
+    return sum(spans[index] for index in family) + sum(_gaps(family, families))
+
+
+def _gaps(family: Sequence[int], families: Mapping[int | None, Sequence[int]]) -> list[int]:
+    """Space below each of a family; none below the last."""
+    gaps = [
+        _FAMILY_GAP if above in families or below in families else _SIBLING_GAP
+        for above, below in itertools.pairwise(family)
+    ]
+    return [*gaps, 0] if family else []

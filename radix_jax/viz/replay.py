@@ -83,8 +83,8 @@ class Replay:
         for number, frame in enumerate(self._frames, 1):
             changes = None if before is None else find_changes(before, frame.snapshot)
             notes = [frame.note] if frame.note else []
-            if changes is not None:
-                notes.append(changes.summary or "the tree holds what it held before")
+            if changes is not None and changes.summary:
+                notes.append(changes.summary)
             outline = Outline(frame.snapshot, self._max_nodes, self._max_depth)
             title = f"{number}. {frame.title}"
             drawings.append(draw(frame.snapshot, outline, self._decode, title, notes, changes, frame.pool))

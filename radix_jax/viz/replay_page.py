@@ -71,7 +71,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def page(title: str, steps: Sequence[tuple[str, str]]) -> str:
-    """The whole document. steps: the title of each and its drawing, an SVG element that has no style sheet of its own."""
+    """The whole document. steps: the title of each and its drawing, an SVG element without a style sheet."""
     index = "".join(f'<li><a href="#step-{n}">{safe(name)}</a></li>\n' for n, (name, _) in enumerate(steps, 1))
     items = "".join(f'<li class="step" id="step-{n}">\n{svg}</li>\n' for n, (_, svg) in enumerate(steps, 1))
     return f"""\

@@ -9,7 +9,7 @@ from radix_jax.viz.snapshot import PoolSnapshot, TreeSnapshot
 
 _MAX_CELLS = 96
 _CELL_WIDTH, _CELL_HEIGHT, _CELL_GAP = 27, 20, 4
-_OWNERS = (("rj-locked", "locked"), ("rj-evictable", "evictable"), ("rj-private", "of requests"), ("rj-hidden", "free"))
+_OWNERS = (("rj-locked", "locked"), ("rj-evictable", "evictable"), ("rj-private", "private"), ("rj-hidden", "free"))
 _LOCKED, _EVICTABLE, _PRIVATE, _FREE = range(4)
 
 

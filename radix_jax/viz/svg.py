@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from radix_jax.viz.boxes import box_width, draw_box
 from radix_jax.viz.changes import Changes
 from radix_jax.viz.labels import Decode, count, totals
-from radix_jax.viz.layout import BOX_HEIGHT, Box, place
+from radix_jax.viz.layout import Box, place
 from radix_jax.viz.outline import Outline
 from radix_jax.viz.shapes import TEXT_COLUMN, move, rect, safe, samples, text
 from radix_jax.viz.snapshot import NodeSnapshot, PoolSnapshot, TreeSnapshot
@@ -73,9 +73,9 @@ def draw(
     room = int(width / TEXT_COLUMN)
     parts = [text(0, 14, title, "rj-title", room=room * 2 // 3)]
     y = 17
-    for line in (*notes, totals(snapshot)):
+    for line, css in [*((note, "") for note in notes), (totals(snapshot), "rj-faint")]:
         y += 18
-        parts.append(text(0, y, line, room=room))
+        parts.append(text(0, y, line, css, room))
     if pool is not None:
         pages, height = draw_pages(snapshot, pool, width)
         parts.append(move(0, y + 14, pages))
@@ -83,7 +83,7 @@ def draw(
     y += 22
     if boxes:
         parts.append(move(0, y, _tree(boxes, {} if changes is None else changes.badges, decode)))
-        y += round(max(box.y + BOX_HEIGHT for box in boxes))
+        y += round(max(box.bottom for box in boxes))
     else:
         y += 12
         parts.append(text(0, y, "nothing is cached", "rj-faint"))
