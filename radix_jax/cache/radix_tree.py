@@ -15,7 +15,7 @@ from radix_jax.cache.keys import TOKEN_BYTES, TokenIds, common_len, namespace_ke
 from radix_jax.cache.node import NO_PAGES, RadixTreeNode, join_pages
 from radix_jax.cache.snapshot import take_snapshot
 from radix_jax.config import check_int
-from radix_jax.viz import TreeSnapshot, render_text
+from radix_jax.viz import TreeSnapshot, TreeView, render_text
 
 
 class RadixTree:
@@ -232,6 +232,10 @@ class RadixTree:
     def render(self, decode: Callable[[Sequence[int]], str] | None = None) -> str:
         """The tree as text; large trees are summarised. decode: token ids -> text, else the ids are shown."""
         return render_text(self.snapshot(), decode)
+
+    def _repr_html_(self) -> str:
+        """The tree as a notebook draws it; `viz.TreeView(tree.snapshot(), decode)` shows text instead of ids."""
+        return TreeView(self.snapshot())._repr_html_()
 
     def check_integrity(self) -> None:
         """Recount everything: structure, page counts, locks, sizes, eviction order, each page in one place.
