@@ -9,7 +9,18 @@ Warmup = Literal["lazy", "full"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 SCHEDULE_POLICIES = ("lpm", "fcfs", "shortest-prefill-first")
-EVICTION_POLICIES = ("lru",)
+EVICTION_POLICIES = (
+    "lru",
+    "lfu",
+    "fifo",
+    "filo",
+    "mru",
+    "priority",
+    "slru",
+    "tlru",
+    "reuse-credit",
+    "cost-aware",
+)
 BUILT_BACKENDS = ("auto", "xla")
 
 
@@ -24,7 +35,10 @@ class EngineConfig:
     max_running_requests: rows that decode together.
     max_prefill_tokens: tokens a prefill step computes; longer prompts are prefilled in chunks.
     schedule_policy: "lpm" (longest prefix match, with aging), "fcfs" or "shortest-prefill-first".
-    eviction_policy: which unlocked leaf goes first; "lru".
+    eviction_policy: which unlocked leaf goes first: "lru" or "mru" (least or most recently used), "lfu" (least often),
+        "fifo" or "filo" (by creation), "priority" (lowest), "slru" (what was reused twice last), "tlru" (first what a
+        next turn can soon recompute), "reuse-credit" (age, less for what was reused) or "cost-aware" (first what is
+        cheap to recompute); `radix_jax.cache.eviction_rules.make_policy` has the exact rules.
     enable_prefix_cache: False computes every prompt in full.
     dtype, kv_dtype: of weights and of the pool; None is float32 on CPU and bfloat16 on accelerators.
     attention_backend: "auto" picks by platform.

@@ -45,6 +45,8 @@ def token_bytes(ids: TokenIds) -> bytes:
     Raises:
         ValueError: as `to_int32`.
     """
+    if type(ids) is np.ndarray and ids.dtype is _INT32 and ids.ndim == 1:  # the usual case, without a second call
+        return ids.tobytes()
     return to_int32(ids, "token ids").tobytes()
 
 
@@ -73,6 +75,8 @@ def namespace_key(namespace: Hashable) -> Hashable:
 
     Python holds 1, True and 1.0 for equal; here they are three namespaces, inside tuples and frozensets too.
     """
+    if namespace is None or type(namespace) is str:
+        return namespace  # equal to nothing of another type, nor to the tuples below
     if isinstance(namespace, tuple):
         return type(namespace), tuple(namespace_key(part) for part in namespace)
     if isinstance(namespace, frozenset):

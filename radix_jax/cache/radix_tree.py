@@ -1,18 +1,20 @@
 """RadixTree: token ids -> pages of KV, shared by every request with the same prefix."""
 
-import itertools
-import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 from jaxtyping import Int32
 
-from radix_jax.cache.errors import HandleError, IntegrityError
-from radix_jax.cache.eviction import make_policy
+from radix_jax.cache.errors import HandleError
+from radix_jax.cache.events import CacheCleared, CacheEvent, removed_event, stored_event
+from radix_jax.cache.eviction import EvictionPolicy
+from radix_jax.cache.eviction_rules import Rule, make_policy
 from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle
-from radix_jax.cache.integrity import check_nodes
-from radix_jax.cache.keys import TOKEN_BYTES, TokenIds, common_len, namespace_key, to_int32, token_bytes
-from radix_jax.cache.node import NO_PAGES, RadixTreeNode, join_pages
+from radix_jax.cache.integrity import check_nodes, check_sizes
+from radix_jax.cache.keys import TOKEN_BYTES, TokenIds, namespace_key, to_int32, token_bytes
+from radix_jax.cache.node import EVICTED, NO_PAGES, RadixTreeNode, descend, join_pages, path_to
+from radix_jax.cache.pins import Pin, PinnedLast
+from radix_jax.cache.roots import Roots
 from radix_jax.cache.snapshot import take_snapshot
 from radix_jax.config import check_int
 from radix_jax.viz import TreeSnapshot, TreeView, render_text
@@ -21,25 +23,36 @@ from radix_jax.viz import TreeSnapshot, TreeView, render_text
 class RadixTree:
     """A radix tree over whole pages of tokens: every edge is one or more pages long.
 
-    page_size: tokens a page. eviction_policy: which unlocked leaf goes first; "lru".
+    page_size: tokens a page. eviction_policy: which unlocked leaf goes first, by name ("lru", "lfu", "fifo", "filo",
+    "mru", "priority", "slru", "tlru", "reuse-credit", "cost-aware") or a function NodeView -> sort key, smallest first;
+    `make_policy` has the rules. max_pinned_tokens: that `pin` may keep. on_event: is called with each CacheEvent, when
+    the change is done; it must not raise, nor use the tree.
 
     A namespace is any hashable value; prefixes are shared only inside one, and equal values of different types (1,
     True, 1.0) are different namespaces. The tree owns the page ids that it took until `evict` or `reset` returns them;
     it never touches the pages themselves. Sizes are in tokens. Not thread-safe.
 
     Raises:
-        ValueError: page_size below 1, or an unknown policy.
+        ValueError: page_size below 1, max_pinned_tokens below 0, or an unknown policy.
     """
 
-    def __init__(self, page_size: int = 16, eviction_policy: str = "lru") -> None:
+    def __init__(
+        self,
+        page_size: int = 16,
+        eviction_policy: str | Rule = "lru",
+        max_pinned_tokens: int = 0,
+        on_event: Callable[[CacheEvent], object] | None = None,
+    ) -> None:
         check_int("page_size", page_size, at_least=1)
+        check_int("max_pinned_tokens", max_pinned_tokens, at_least=0)
         self._page_size = page_size
         self._page_bytes = page_size * TOKEN_BYTES
-        self._policy = make_policy(eviction_policy)
-        self._key_fn: Callable[[bytes], bytes] = operator.itemgetter(slice(self._page_bytes))
-        self._uuids = itertools.count()
-        self._nothing = self._new_root(None)  # where a match in a namespace without a root ends; never has children
-        self._roots: dict[Hashable, RadixTreeNode] = {}
+        self._pins = PinnedLast(lambda: make_policy(eviction_policy), max_pinned_tokens) if max_pinned_tokens else None
+        self._policy: EvictionPolicy = self._pins or make_policy(eviction_policy)
+        self._add, self._discard = self._policy.add, self._policy.discard  # bound once: they run for every node
+        self._refresh, self._change = self._policy.refresh, self._policy.change
+        self._on_event = on_event
+        self._roots = Roots(self._page_bytes)
         self._use_counter = 0
         self._version = 0
         self._evictable_len = 0
@@ -70,26 +83,38 @@ class RadixTree:
         """All cached tokens: evictable and protected."""
         return self._evictable_len + self._protected_len
 
-    def match_prefix(self, ids: TokenIds, namespace: Hashable = None) -> MatchResult:
+    @property
+    def pinned_size(self) -> int:
+        """Tokens under a pin, locked ones included."""
+        return self._pins.num_tokens if self._pins else 0
+
+    def match_prefix(
+        self, ids: TokenIds, namespace: Hashable = None, start: PrefixHandle | None = None
+    ) -> MatchResult:
         """The longest cached prefix of `ids`, in whole pages.
 
         Splits a node where the match ends inside it, so that locking the handle protects exactly `cached_len` tokens;
         marks the path as just used, and counts one hit on each of its nodes.
 
+        start: a handle of an earlier match of the same ids, to go on from where it ended, or from what was not evicted
+        of it. Only its last edge is compared again, and its nodes are not counted as hit again: a request that matches
+        more than once passes its last handle.
+
         Raises:
             ValueError: `ids` are no flat sequence of int32 values.
             TypeError: `namespace` is not hashable.
+            HandleError: `start` is of another tree or namespace, or does not lead to these ids.
         """
-        path, cached_len, partial, partial_len = self._descend(token_bytes(ids), self._find_root(namespace))
-        if partial is not None:
-            path.append(self._split(partial, partial_len))
-            cached_len += partial_len
-        if not path:
-            return MatchResult(0, NO_PAGES, PrefixHandle(self, self._nothing, 0), None, 0, None)
+        top, path = self._find(ids, namespace, start)
         for node in path:
             node.hits += 1
-        self._touch(path[-1])
-        return MatchResult(cached_len, join_pages(path), PrefixHandle(self, path[-1], cached_len), None, 0, None)
+        if start is not None:
+            path[:0] = path_to(top)
+        if not path:
+            return MatchResult(0, NO_PAGES, PrefixHandle(self, self._roots.nothing, 0), None, 0, None)
+        last = path[-1]
+        self._touch(last)
+        return MatchResult(last.end_len, join_pages(path), PrefixHandle(self, last, last.end_len), None, 0, None)
 
     def match_len(self, ids: TokenIds, namespace: Hashable = None) -> int:
         """`cached_len` of a match, changing nothing: no split, no hit, no recency.
@@ -97,8 +122,8 @@ class RadixTree:
         Raises:
             ValueError, TypeError: as `match_prefix`.
         """
-        _, cached_len, _, partial_len = self._descend(token_bytes(ids), self._find_root(namespace))
-        return cached_len + partial_len
+        path, _, partial_len = descend(self._roots.find(namespace), token_bytes(ids), 0, self._page_bytes)
+        return partial_len + (path[-1].end_len if path else 0)
 
     def match_pages(self, ids: TokenIds, namespace: Hashable = None) -> Int32[np.ndarray, " P"]:
         """`pages` of a match, changing nothing; only for looking, since no handle protects them.
@@ -106,50 +131,56 @@ class RadixTree:
         Raises:
             ValueError, TypeError: as `match_prefix`.
         """
-        path, _, partial, partial_len = self._descend(token_bytes(ids), self._find_root(namespace))
+        path, partial, partial_len = descend(self._roots.find(namespace), token_bytes(ids), 0, self._page_bytes)
         pages = join_pages(path)
         if partial is None:
             return pages
         return np.concatenate([pages, partial.value[: partial_len // self._page_size]])
 
     def insert_prefix(
-        self, ids: TokenIds, pages: TokenIds, namespace: Hashable = None, priority: int = 0
+        self,
+        ids: TokenIds,
+        pages: TokenIds,
+        namespace: Hashable = None,
+        priority: int = 0,
+        start: PrefixHandle | None = None,
     ) -> InsertResult:
         """Take the full pages of `ids` that are not cached yet.
 
         pages: page ids that cover `ids` from 0, one a full page; one more for a tail is accepted. The tail's page and
             those of what is cached already stay the caller's. Less than one page of ids: nothing is inserted.
         priority: raises the priority of each node on the path to at least this.
+        start: as in `match_prefix`; spares looking through the ids in front of it.
 
         Nodes are never merged: inserting a prompt, and then the prompt with its output, leaves a border between them.
 
         Raises:
             ValueError: ids or pages are no flat sequence of int32 values, or their numbers don't agree.
             TypeError: `namespace` is not hashable.
+            HandleError: as `match_prefix`.
         """
-        key = token_bytes(ids)
-        page_ids = to_int32(pages, "pages")
-        num_tokens = len(key) // TOKEN_BYTES
-        num_pages = num_tokens // self._page_size
-        if len(page_ids) not in (num_pages, -(-num_tokens // self._page_size)):
+        token_ids, page_ids = to_int32(ids, "token ids"), to_int32(pages, "pages")
+        page_size = self._page_size
+        num_pages, tail_len = divmod(len(token_ids), page_size)
+        if len(page_ids) != num_pages and not (tail_len and len(page_ids) == num_pages + 1):
             raise ValueError(
-                f"{len(page_ids)} pages for {num_tokens} tokens at page_size={self._page_size}; pass "
-                f"{num_pages} page ids, one a full page, or one more if a tail is left"
+                f"{len(page_ids)} pages for {len(token_ids)} tokens at page_size={page_size}; pass {num_pages} page "
+                "ids, one a full page, or one more if a tail is left"
             )
-        root = self._find_root(namespace)
-        path, cached_len, partial, partial_len = self._descend(key, root)
-        node = path[-1] if path else root
-        if partial is not None:
-            node = self._split(partial, partial_len)
-            cached_len += partial_len
-        self._raise_priority(node, priority)
-        full_len = num_pages * self._page_size
+        node, path = self._find(token_ids, namespace, start)
+        if path:
+            node = path[-1]
+        if node.priority < priority:
+            self._raise_priority(node, priority)
+        cached_len, full_len = node.end_len, num_pages * page_size
         if cached_len < full_len:
-            if node is self._nothing:
-                node = self._add_root(namespace)
-            edge = key[cached_len * TOKEN_BYTES : full_len * TOKEN_BYTES]
-            node = self._add_leaf(node, edge, page_ids[cached_len // self._page_size : num_pages], priority)
+            if node is self._roots.nothing:
+                node = self._roots.add(namespace)
+            edge = token_ids[cached_len:full_len].tobytes()
+            node = self._add_leaf(node, edge, page_ids[cached_len // page_size : num_pages].tobytes(), priority)
         self._touch(node)
+        if self._on_event is not None and cached_len < full_len:
+            self._on_event(stored_event(node, page_size))
         return InsertResult(cached_len, PrefixHandle(self, node, full_len))
 
     def lock(self, handle: PrefixHandle) -> None:
@@ -158,18 +189,21 @@ class RadixTree:
         Raises:
             HandleError: the handle is of another tree, or its prefix was evicted.
         """
-        self._check_handle(handle)
-        handle.num_locks += 1
-        locked_len = 0
         node = handle.node
-        while node.parent is not None:
-            if node.ref_count == 0:
-                self._policy.discard(node)
-                locked_len += node.length
-            node.ref_count += 1
-            node = node.parent
+        if handle.owner is not self or handle.cached_len != node.end_len:
+            raise self._handle_error(handle)
+        handle.num_locks += 1
+        discard = self._discard
+        while not node.ref_count and (parent := node.parent) is not None:
+            discard(node)
+            node.ref_count = 1
+            node = parent
+        locked_len = handle.cached_len - node.end_len
         self._evictable_len -= locked_len
         self._protected_len += locked_len
+        while (parent := node.parent) is not None:
+            node.ref_count += 1
+            node = parent
 
     def unlock(self, handle: PrefixHandle) -> None:
         """Give one lock of the handle back; the path counts as used now.
@@ -177,43 +211,61 @@ class RadixTree:
         Raises:
             HandleError: the handle is of another tree, or not locked.
         """
-        self._check_handle(handle)
+        node = handle.node
+        if handle.owner is not self or handle.cached_len != node.end_len:
+            raise self._handle_error(handle)
         if handle.num_locks == 0:
             raise HandleError("the handle is not locked; each lock is given back once")
         handle.num_locks -= 1
-        self._use_counter += 1
-        unlocked_len = 0
-        node = handle.node
-        while node.parent is not None:
-            node.ref_count -= 1
-            if node.ref_count == 0:
-                node.timestamp = self._use_counter
-                self._policy.add(node)
-                unlocked_len += node.length
-            node = node.parent
+        self._use_counter = now = self._use_counter + 1
+        add = self._add
+        while node.ref_count == 1 and (parent := node.parent) is not None:
+            node.ref_count = 0
+            node.timestamp = now
+            add(node)
+            node = parent
+        unlocked_len = handle.cached_len - node.end_len
         self._evictable_len += unlocked_len
         self._protected_len -= unlocked_len
+        while (parent := node.parent) is not None:
+            node.ref_count -= 1
+            node = parent
 
-    def evict(self, num_tokens: int) -> Int32[np.ndarray, " P"]:
+    def evict(self, num_tokens: int, trim: bool = False) -> Int32[np.ndarray, " P"]:
         """Take unlocked leaves out, by the policy, until at least `num_tokens` are gone or nothing is left.
 
-        Returns the page ids of what was taken out; they are the caller's now.
+        trim: of the last leaf take only the pages that are needed, from its end; its handles end as if it were gone.
+
+        Returns the page ids of what was taken out; they are the caller's now. Where a rule of one's own raises after
+        some were taken, these are returned, and the next call raises.
 
         Raises:
-            ValueError: `num_tokens` is negative.
+            ValueError: `num_tokens` is negative. Exception: what a rule of one's own raised; nothing was taken.
         """
         if num_tokens < 0:
             raise ValueError(f"num_tokens={num_tokens} to evict is negative")
-        taken: list[RadixTreeNode] = []
+        taken: list[tuple[bytes, Hashable]] = []
         num_taken = 0
-        while num_taken < num_tokens and (leaf := self._policy.next_leaf()) is not None:
-            num_taken += leaf.length
-            taken.append(leaf)
-            self._remove(leaf)
+        while num_taken < num_tokens and (leaf := self._next_leaf(has_taken=num_taken > 0)) is not None:
+            surplus = leaf.length - (num_tokens - num_taken)
+            if trim and surplus >= self._page_size:
+                pages = leaf.trim_to(surplus - surplus % self._page_size)
+                self._change(leaf)
+            else:
+                pages = leaf.pages
+                self._remove(leaf)
+            taken.append((pages, leaf.namespace))
+            length = len(pages) // TOKEN_BYTES * self._page_size
+            num_taken += length
+            if leaf.num_pins and self._pins:
+                self._pins.note_evicted(length)
         if taken:
             self._evictable_len -= num_taken
             self._version += 1
-        return join_pages(taken)
+        if self._on_event is not None:
+            for pages, namespace in taken:
+                self._on_event(removed_event(pages, namespace))
+        return np.frombuffer(b"".join([pages for pages, _ in taken]), np.int32)
 
     def reset(self) -> Int32[np.ndarray, " P"]:
         """Drop everything; returns the page ids that were cached. Handles of before fail from here on, save empty ones.
@@ -223,11 +275,62 @@ class RadixTree:
         """
         if self._protected_len:
             raise HandleError(f"{self._protected_len} tokens are locked; unlock every handle before a reset")
-        return self.evict(self._evictable_len)
+        nodes = list(self._roots.nodes())
+        for node in nodes:
+            self._discard(node)
+            node.end_len = EVICTED
+            node.children.clear()
+        for root in list(self._roots):
+            root.children.clear()
+            self._roots.drop(root)
+        if self._pins:
+            self._pins.note_evicted(self._pins.num_tokens)
+        self._evictable_len = 0
+        self._version += 1
+        if self._on_event is not None:
+            self._on_event(CacheCleared())
+        return join_pages(nodes)
+
+    def pin(self, ids: TokenIds, ttl: float, now: float = 0.0, namespace: Hashable = None) -> Pin:
+        """Keep the cached prefix of `ids` (whole pages; see `cached_len` of the result) until nothing else is left.
+
+        The pin ends at `now + ttl`, or with `unpin`. Both are of the caller's clock, in seconds or steps: the tree has
+        none, and ends what is over in `pin` and `expire_pins`. Pinning and its end count as uses of the prefix.
+
+        Raises:
+            ValueError: `ttl` is not above 0; more than max_pinned_tokens would be pinned; or as `match_prefix`.
+        """
+        if self._pins is None:
+            raise ValueError("max_pinned_tokens=0: this tree pins nothing; give it the tokens that pins may keep")
+        if not ttl > 0:
+            raise ValueError(f"ttl={ttl} must be above 0")
+        self.expire_pins(now)
+        node, path = self._find(ids, namespace, None)
+        if path:
+            node = path[-1]
+        try:
+            return self._pins.pin(self, node, now + ttl)
+        finally:
+            self._touch(node)
+
+    def unpin(self, pin: Pin) -> None:
+        """Take a pin off.
+
+        Raises:
+            HandleError: the pin is of another tree, was taken off before, or is over.
+        """
+        if pin.owner is not self or self._pins is None:
+            raise HandleError("the pin is of another tree; use it with the tree that made it")
+        self._touch(self._pins.unpin(pin))
+
+    def expire_pins(self, now: float) -> None:
+        """Take off the pins whose time is over at `now`."""
+        while self._pins and (pin := self._pins.next_over(now)) is not None:
+            self.unpin(pin)
 
     def snapshot(self) -> TreeSnapshot:
         """The tree as plain data, parents before children."""
-        return take_snapshot(self._roots.values(), self._page_size)
+        return take_snapshot(self._roots, self._page_size)
 
     def render(self, decode: Callable[[Sequence[int]], str] | None = None) -> str:
         """The tree as text; large trees are summarised. decode: token ids -> text, else the ids are shown."""
@@ -238,106 +341,97 @@ class RadixTree:
         return TreeView(self.snapshot())._repr_html_()
 
     def check_integrity(self) -> None:
-        """Recount everything: structure, page counts, locks, sizes, eviction order, each page in one place.
+        """Recount everything: structure, page counts, locks, pins, sizes, eviction order, each page in one place.
 
         Raises:
             IntegrityError: names what is off.
         """
-        nodes = list(self._nodes())
+        nodes = list(self._roots.nodes())
         check_nodes(nodes, self._page_bytes)
         self._policy.check_integrity()
-        in_order = list(self._policy)
-        unlocked = [node for node in nodes if node.ref_count == 0]
-        if len(in_order) != len(unlocked) or set(in_order) != set(unlocked):
-            raise IntegrityError(
-                f"eviction policy holds {len(in_order)} nodes, the tree has {len(unlocked)} unlocked ones"
-            )
-        evictable_len = sum(len(node.value) for node in unlocked) * self._page_size
-        protected_len = sum(len(node.value) for node in nodes) * self._page_size - evictable_len
-        if (evictable_len, protected_len) != (self._evictable_len, self._protected_len):
-            raise IntegrityError(
-                f"evictable_size={self._evictable_len} and protected_size={self._protected_len}, recounted "
-                f"{evictable_len} and {protected_len}"
-            )
+        check_sizes(nodes, list(self._policy), self._evictable_len, self._protected_len, self.pinned_size)
 
     def owned_pages(self) -> Int32[np.ndarray, " P"]:
         """All page ids in the tree, for audits; takes time linear in its size."""
-        return join_pages(list(self._nodes()))
+        return join_pages(list(self._roots.nodes()))
 
-    def _descend(self, key: bytes, root: RadixTreeNode) -> tuple[list[RadixTreeNode], int, RadixTreeNode | None, int]:
-        """Follow `key` down: nodes wholly matched, their tokens, the node matched in part, tokens matched of it."""
-        page_bytes = self._page_bytes
-        path: list[RadixTreeNode] = []
-        children = root.children
-        offset = 0
-        while offset < len(key):
-            node = children.get(key[offset : offset + page_bytes])  # a tail is shorter than any child's key
-            if node is None:
-                break
-            edge = node.edge
-            if not key.startswith(edge, offset):
-                num_common = common_len(edge, key, offset)
-                return path, offset // TOKEN_BYTES, node, num_common - num_common % self._page_size
-            path.append(node)
-            offset += len(edge)
-            children = node.children
-        return path, offset // TOKEN_BYTES, None, 0
+    def _find(
+        self, ids: TokenIds, namespace: Hashable, start: PrefixHandle | None
+    ) -> tuple[RadixTreeNode, list[RadixTreeNode]]:
+        """Where the search began, and the nodes below it that `ids` match; the last one was split to match in whole.
 
-    def _find_root(self, namespace: Hashable) -> RadixTreeNode:
-        try:
-            return self._roots.get(namespace_key(namespace), self._nothing)
-        except TypeError as error:
-            raise TypeError(
-                f"namespace {namespace!r} is not hashable; use a str, a number or a tuple of them"
-            ) from error
+        The caller must touch the last node: a part in front that a split made is last in the eviction order so far.
+        """
+        if start is None:
+            key, offset, top = token_bytes(ids), 0, self._roots.find(namespace)
+        else:
+            key, offset, top = self._resume(to_int32(ids, "token ids"), namespace, start)
+        path, partial, partial_len = descend(top, key, offset, self._page_bytes)
+        if partial is not None:
+            front = partial.split_at(partial_len)
+            if not front.ref_count:
+                self._add(front)
+                self._change(partial)
+            path.append(front)
+        return top, path
 
-    def _new_root(self, namespace: Hashable) -> RadixTreeNode:
-        root = RadixTreeNode(self._key_fn, self._uuids, namespace)
-        root.ref_count = 1
-        return root
+    def _resume(
+        self, ids: Int32[np.ndarray, " N"], namespace: Hashable, start: PrefixHandle
+    ) -> tuple[bytes, int, RadixTreeNode]:
+        """Key, offset and node to descend from, behind what is left of `start`."""
+        if start.owner is not self:
+            raise self._handle_error(start)
+        node = start.node.find_living()
+        if node.parent is None:
+            return token_bytes(ids), 0, self._roots.find(namespace)
+        key = ids[node.start_len :].tobytes()
+        if not key.startswith(node.edge) or namespace_key(node.namespace) != namespace_key(namespace):
+            raise HandleError(
+                f"start leads to {node.end_len} tokens in namespace {node.namespace!r}, but the {len(ids)} ids in "
+                f"namespace {namespace!r} don't begin with them; pass a handle of an earlier match of these ids"
+            )
+        return key, len(node.edge), node
 
-    def _add_root(self, namespace: Hashable) -> RadixTreeNode:
-        root = self._roots[namespace_key(namespace)] = self._new_root(namespace)
-        return root
-
-    def _add_leaf(
-        self, parent: RadixTreeNode, edge: bytes, pages: Int32[np.ndarray, " P"], priority: int
-    ) -> RadixTreeNode:
-        leaf = RadixTreeNode(self._key_fn, self._uuids, parent.namespace)
+    def _add_leaf(self, parent: RadixTreeNode, edge: bytes, pages: bytes, priority: int) -> RadixTreeNode:
+        """The caller must touch the leaf."""
+        leaf = parent.add_child(edge, pages)
         leaf.priority = priority
-        leaf.set_key_value(edge, pages)
-        leaf.set_parent(parent)
-        self._policy.add(leaf)
-        self._evictable_len += leaf.length
+        leaf.timestamp = self._use_counter + 1
+        self._add(leaf)
+        self._evictable_len += len(edge) // TOKEN_BYTES
         self._version += 1
         return leaf
 
-    def _split(self, node: RadixTreeNode, num_tokens: int) -> RadixTreeNode:
-        """Cut `node` after `num_tokens`; the caller must touch the part in front, which is last in the order so far."""
-        front = node.split_at(num_tokens)
-        if front.ref_count == 0:
-            self._policy.add(front)
-        return front
+    def _next_leaf(self, has_taken: bool) -> RadixTreeNode | None:
+        try:
+            return self._policy.next_leaf()
+        except Exception:
+            if has_taken:
+                return None
+            raise
 
     def _remove(self, leaf: RadixTreeNode) -> None:
         parent = leaf.parent
         assert parent is not None
-        del parent.children[self._key_fn(leaf.edge)]
-        self._policy.discard(leaf)
-        leaf.parent = None
-        leaf.in_tree = False
-        if parent.parent is None and not parent.children:
-            del self._roots[namespace_key(parent.namespace)]
+        del parent.children[leaf.edge[: self._page_bytes]]
+        self._discard(leaf)
+        leaf.end_len = EVICTED
+        if leaf.reach_len > parent.reach_len:
+            parent.reach_len = leaf.reach_len
+        if not parent.children:
+            if parent.parent is None:
+                self._roots.drop(parent)
+            elif not parent.ref_count:
+                self._change(parent)
 
     def _touch(self, node: RadixTreeNode) -> None:
         """Mark the path as just used, up to the first locked node: all above it are locked too."""
-        self._use_counter += 1
-        now = self._use_counter
-        refresh = self._policy.refresh
-        while node.ref_count == 0 and node.parent is not None:
+        self._use_counter = now = self._use_counter + 1
+        refresh = self._refresh
+        while not node.ref_count and (parent := node.parent) is not None:
             node.timestamp = now
             refresh(node)
-            node = node.parent
+            node = parent
 
     def _raise_priority(self, node: RadixTreeNode, priority: int) -> None:
         """A parent's priority is never below a child's."""
@@ -345,16 +439,7 @@ class RadixTree:
             node.priority = priority
             node = node.parent
 
-    def _check_handle(self, handle: PrefixHandle) -> None:
+    def _handle_error(self, handle: PrefixHandle) -> HandleError:
         if handle.owner is not self:
-            raise HandleError("the handle is of another tree; use it with the tree that made it")
-        if not handle.node.in_tree:
-            raise HandleError(f"the handle's {handle.cached_len} tokens were evicted or reset; match again")
-
-    def _nodes(self) -> Iterator[RadixTreeNode]:
-        """All nodes that are not roots."""
-        stack = list(self._roots.values())
-        while stack:
-            children = stack.pop().children.values()
-            yield from children
-            stack.extend(children)
+            return HandleError("the handle is of another tree; use it with the tree that made it")
+        return HandleError(f"the handle's {handle.cached_len} tokens were evicted or reset; match again")

@@ -3,7 +3,8 @@
 import pytest
 
 from radix_jax.cache import IntegrityError, RadixTree
-from radix_jax.cache.eviction import LRU, EvictionPolicy, make_policy
+from radix_jax.cache.eviction import LRU, EvictionPolicy
+from radix_jax.cache.eviction_rules import make_policy
 
 
 def test_only_known_names_make_a_policy():

@@ -330,7 +330,7 @@ def test_unhashable_namespaces_and_settings_out_of_range_are_refused():
         tree.match_prefix([1], namespace=("a", ["b"]))
     with pytest.raises(ValueError, match="page_size=0"):
         RadixTree(page_size=0)
-    with pytest.raises(ValueError, match="eviction_policy='random' is not one of 'lru'"):
+    with pytest.raises(ValueError, match="eviction_policy='random' is not one of 'lru', 'lfu'"):
         RadixTree(eviction_policy="random")
 
 
@@ -365,7 +365,7 @@ def test_a_long_match_compares_each_edge_once(monkeypatch: pytest.MonkeyPatch):
         searched.append(start // 4)
         return common_len(edge, key, start)
 
-    monkeypatch.setattr("radix_jax.cache.radix_tree.common_len", counting)
+    monkeypatch.setattr("radix_jax.cache.node.common_len", counting)
     assert tree.match_prefix(ids).cached_len == 8_192
     assert searched == []
     assert sum(node.num_hits for node in tree.snapshot().nodes) == 16
