@@ -94,7 +94,7 @@ def _hover(box: Box, decode: Decode | None) -> str:
     tokens = ids if decode is None else f"{token_label(item, decode, _HOVER_ROOM)}; ids {ids}"
     return (
         f"{state}; {count(len(item.token_ids), 'token')}: {tokens}; pages {page_ranges(item.page_ids, _HOVER_ROOM)}; "
-        f"{count(item.num_hits, 'hit')}; node {item.node_id}, depth {item.depth}"
+        f"{count(item.num_hits, 'hit')}"
     )
 
 
@@ -102,4 +102,4 @@ def _locks_width(item: NodeSnapshot | Hidden) -> float:
     """Room for padlock and number, at the right end of the first line."""
     if isinstance(item, Hidden):
         return _PADLOCK_WIDTH + 8 if item.num_locked_tokens else 0
-    return _PADLOCK_WIDTH + num_columns(f"{item.num_locks}") * TEXT_COLUMN + 8 if item.num_locks else 0
+    return _PADLOCK_WIDTH + num_columns(f"{item.num_locks}") * LABEL_COLUMN + 8 if item.num_locks else 0

@@ -1,5 +1,6 @@
 """The few SVG elements that drawings are made of. All text passes through here and is escaped here."""
 
+from collections.abc import Sequence
 from html import escape
 
 from radix_jax.viz.labels import cut, num_columns, printable
@@ -36,20 +37,20 @@ def padlock(x: float, y: float) -> str:
     )
 
 
-def samples(y: float, entries: list[tuple[str, str]]) -> str:
-    """A row of small boxes, each of a class of the style sheet, and what they mean."""
+def samples(entries: Sequence[tuple[str, str]]) -> tuple[str, int]:
+    """A row of small boxes, each of a class of the style sheet, and what they mean; also the row's width."""
     parts = []
-    x = 0.0
+    x = 0
     for css, words in entries:
         if css == "rj-branch":
-            parts.append(f'<path class="{css}" stroke-width="5" d="M{x:g} {y + 8:g}h{_SAMPLE_WIDTH}"/>\n')
+            parts.append(f'<path class="{css}" stroke-width="5" d="M{x} 8h{_SAMPLE_WIDTH}"/>\n')
         else:
-            parts.append(rect(x + 1, y + 1, _SAMPLE_WIDTH - 2, 14, css, radius=3))
+            parts.append(rect(x + 1, 1, _SAMPLE_WIDTH - 2, 14, css, radius=3))
         if css == "rj-locked":
-            parts.append(padlock(x + 7.5, y + 1.5))
-        parts.append(text(x + _SAMPLE_WIDTH + 6, y + 12, words))
-        x += _SAMPLE_WIDTH + 6 + num_columns(words) * TEXT_COLUMN + _SAMPLE_GAP
-    return "".join(parts)
+            parts.append(padlock(x + 7.5, 1.5))
+        parts.append(text(x + _SAMPLE_WIDTH + 6, 12, words))
+        x += _SAMPLE_WIDTH + 6 + round(num_columns(words) * TEXT_COLUMN) + _SAMPLE_GAP
+    return "".join(parts), x - _SAMPLE_GAP
 
 
 def safe(words: str) -> str:

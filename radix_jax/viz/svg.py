@@ -14,7 +14,7 @@ from radix_jax.viz.strip import draw_pages
 from radix_jax.viz.style import svg_css
 
 _MARGIN = 20
-_MIN_WIDTH = 640  # what totals and legend need
+_MIN_WIDTH = 640  # what the totals need
 _MAX_BRANCH = 7.0
 
 
@@ -69,7 +69,8 @@ def draw(
 ) -> Drawing:
     """Title, notes, totals, the pool's pages, the tree with what changed, and the legend."""
     boxes = place(outline, lambda box: box_width(box, decode))
-    width = max([_MIN_WIDTH, *(round(box.x + box.width) for box in boxes)])
+    legend, legend_width = samples(_legend(outline, with_states=pool is None))
+    width = max([_MIN_WIDTH, legend_width, *(round(box.x + box.width) for box in boxes)])
     room = int(width / TEXT_COLUMN)
     parts = [text(0, 14, title, "rj-title", room=room * 2 // 3)]
     y = 17
@@ -77,7 +78,7 @@ def draw(
         y += 18
         parts.append(text(0, y, line, css, room))
     if pool is not None:
-        pages, height = draw_pages(snapshot, pool, width)
+        pages, width, height = draw_pages(snapshot, pool, width)
         parts.append(move(0, y + 14, pages))
         y += 14 + height
     y += 22
@@ -87,9 +88,8 @@ def draw(
     else:
         y += 12
         parts.append(text(0, y, "nothing is cached", "rj-faint"))
-    legend = _legend(outline, with_states=pool is None)
     if legend:
-        parts.append(move(0, y + 24, samples(0, legend)))
+        parts.append(move(0, y + 24, legend))
         y += 40
     return Drawing("".join(parts), width, y)
 
