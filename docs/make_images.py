@@ -161,7 +161,7 @@ def textbook_requests() -> Replay:
     private.extend(more.tolist())
     show(
         "Evict to allocate 2 more",
-        f"R2 needs pages {more[0]} and {more[-1]}. One was free, so R1's tail left the tree.",
+        f"R2 needs 2 pages and 1 was free, so R1's tail left the tree. Pages {more[0]} and {more[-1]} are R2's now.",
     )
     private.clear()
     cache.free(more)

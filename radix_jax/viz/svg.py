@@ -31,9 +31,10 @@ def render_svg(snapshot: TreeSnapshot, decode: Decode | None = None, max_nodes: 
     """Draw the tree as one SVG element: a box a node, with its tokens, pages, hits and locks, coloured by state.
 
     decode: token ids -> text; without it the ids are shown. max_nodes: nodes drawn at most, those with the most tokens
-    at and below them first, up to six children of a node before any further ones. max_depth: levels drawn below the roots. What is left out is summed up in dashed boxes, so
-    that the size is bounded by max_nodes whatever the tree. The drawing needs nothing from outside, follows the
-    reader's light or dark setting, and is the same for the same snapshot.
+    at and below them first, up to six children of a node before any further ones. max_depth: levels drawn below
+    the roots. What is left out is summed up in dashed boxes, so that the size is bounded by max_nodes whatever the
+    tree. The drawing needs nothing from outside, follows the reader's light or dark setting, and is the same for the
+    same snapshot.
 
     Raises:
         ValueError: max_nodes or max_depth below 1.

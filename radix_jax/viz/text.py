@@ -14,8 +14,8 @@ def render_text(snapshot: TreeSnapshot, decode: Decode | None = None, max_nodes:
     """Draw the tree: a header with totals, then for each node its tokens, how many, pages, locks and hits.
 
     decode: token ids -> text; without it the ids are shown. max_nodes: nodes drawn at most, those with the most tokens
-    at and below them first, up to six children of a node before any further ones. width: columns of a node's line, at least 80; it also bounds the depth that is drawn. What
-    is left out under a node is summed up in one line.
+    at and below them first, up to six children of a node before any further ones. width: columns of a node's line, at
+    least 80; it also bounds the depth that is drawn. What is left out under a node is summed up in one line.
 
     Raises:
         ValueError: max_nodes below 1, or width below 80.
