@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from radix_jax.jax_version import check_jax_version
+
 if TYPE_CHECKING:
     from radix_jax.config import EngineConfig
     from radix_jax.engine import Engine
@@ -21,11 +23,14 @@ _HOMES = {
     "RequestOutput": "radix_jax.request",
     "SamplingParams": "radix_jax.request",
 }
+_NEED_JAX = ("LLM", "Engine")
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'radix_jax' has no attribute {name!r}")
+    if name in _NEED_JAX:
+        check_jax_version()
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

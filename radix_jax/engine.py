@@ -1,7 +1,7 @@
 """Engine: the loop plan -> run -> commit. Token ids in, token ids out; it knows no text."""
 
 import logging
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,7 @@ class Engine:
 
     def stream(
         self, token_ids: TokenIds, sampling: SamplingParams | None = None, *, namespace: Hashable = None
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """The states of one request, token by token; other requests go on beside it, but their outputs are not seen.
 
         Closing the iterator aborts the request. Raises as `add_request`, on the call.
@@ -314,7 +314,7 @@ class Engine:
             finished=finished,
         )
 
-    def _stream(self, request_id: str) -> Iterator[RequestOutput]:
+    def _stream(self, request_id: str) -> Generator[RequestOutput, None, None]:
         try:
             while request_id in self._scheduler.states:
                 yield from (output for output in self.step() if output.request_id == request_id)

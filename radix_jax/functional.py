@@ -10,6 +10,7 @@ row's last token. Shapes are static, lengths are data. Letters as in `radix_jax.
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Float32
@@ -52,6 +53,9 @@ def prefill(
 ) -> tuple[KVPool, Float32[jax.Array, "B V"]]:
     """Compute ragged rows: row b's tokens are [cu_q_lens[b], cu_q_lens[b + 1]) of the flat T, after a cached prefix of
     any length. Returns (kv, logits of each row's last token). Logits of padding rows are undefined.
+
+    Raises:
+        AssertionError: a pool of another model, or shapes that don't fit each other.
     """
     kv, hidden = _forward(params, kv, inputs, inputs.token_ids.shape[0], attention_backend)
     last = jnp.maximum(jnp.asarray(inputs.cu_q_lens)[1:] - 1, 0)
@@ -65,6 +69,7 @@ def decode(
 
     Raises:
         ValueError: T differs from B.
+        AssertionError: a pool of another model, or shapes that don't fit each other.
     """
     num_tokens, num_rows = inputs.token_ids.shape[0], inputs.page_table.shape[0]
     if num_tokens != num_rows:
@@ -77,6 +82,7 @@ def _forward(
     params: ModelParams, kv: KVPool, inputs: StepInputs, max_q_len: int, backend: str
 ) -> tuple[KVPool, Float32[jax.Array, "T D"]]:
     config = params.config
+    _check_shapes(config, kv, inputs)
     write_slots = jnp.asarray(inputs.write_slots)
     rows = jnp.asarray(inputs.page_table), jnp.asarray(inputs.kv_lens), jnp.asarray(inputs.cu_q_lens)
     num_pages = kv.shape[0] // config.num_layers
@@ -89,6 +95,15 @@ def _forward(
 
     forward = family_for_config(config).forward
     return forward(params.weights, config, jnp.asarray(inputs.token_ids), jnp.asarray(inputs.positions), kv, attend)
+
+
+def _check_shapes(config: ModelConfig, kv: KVPool, inputs: StepInputs) -> None:
+    num_tokens, num_rows = inputs.token_ids.shape[0], inputs.page_table.shape[0]
+    chex.assert_shape([inputs.token_ids, inputs.positions, inputs.write_slots], (num_tokens,))
+    chex.assert_shape(inputs.kv_lens, (num_rows,))
+    chex.assert_shape(inputs.cu_q_lens, (num_rows + 1,))
+    chex.assert_shape(kv, (None, None, kv_width(config)))
+    chex.assert_is_divisible(kv.shape[0], config.num_layers)
 
 
 def _logits(params: ModelParams, hidden: Float[jax.Array, "B D"]) -> Float32[jax.Array, "B V"]:

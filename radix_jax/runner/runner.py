@@ -99,11 +99,12 @@ class Runner:
         return lost
 
     def close(self) -> None:
-        """Give the pool's memory back and let go of params and compiled steps."""
+        """Give the pool's memory back and let go of params and compiled steps; a second call changes nothing."""
         if not self._kv.is_deleted():
             self._kv.delete()
         self._compiled.clear()
-        del self._params
+        if hasattr(self, "_params"):
+            del self._params
 
     def _empty_pool(self) -> KVPool:
         return jax.jit(self._new_pool, out_shardings=self._kv_sharding)()

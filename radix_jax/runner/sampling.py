@@ -11,8 +11,8 @@ def sample(logits: Float32[jax.Array, "B V"], sampling: SamplingInputs) -> Int32
     """One token a row: the argmax where temperature is 0, else drawn from the filtered softmax of logits / temperature.
 
     Filters apply as in vLLM: temperature, then min_p, then top_k, then top_p over what top_k left. Tokens that tie with
-    the last one kept are kept too. A draw is the argmax of logits + Gumbel noise (Gumbel 1954), whose key is a function
-    of (seed, sample_index, position) alone. Work that no row asks for is skipped.
+    the last one that a filter keeps are kept too. A draw is the argmax of logits + Gumbel noise (Gumbel 1954), whose
+    key is a function of (seed, sample_index, position) alone. Work that no row asks for is skipped.
     """
     rows = jax.tree.map(jnp.asarray, sampling)
     draws = rows.temperature > 0.0
@@ -33,9 +33,9 @@ def sample(logits: Float32[jax.Array, "B V"], sampling: SamplingInputs) -> Int32
 def _filter(logits: Float32[jax.Array, "B V"], rows: SamplingInputs) -> Float32[jax.Array, "B V"]:
     """`logits` with what min_p, top_k and top_p drop at minus infinity."""
     descending = -jnp.sort(-logits, axis=-1)
-    ranks = jnp.arange(logits.shape[1])
     top_k = jnp.asarray(rows.top_k)[:, None]
-    kept = (ranks < top_k) | (top_k == 0)
+    kth = jnp.take_along_axis(descending, jnp.clip(top_k - 1, 0, logits.shape[1] - 1), axis=-1)
+    kept = (descending >= kth) | (top_k == 0)
     # log(0) is minus infinity: min_p = 0 keeps all.
     kept &= descending >= descending[:, :1] + jnp.log(jnp.asarray(rows.min_p))[:, None]
     kept &= _within_top_p(jnp.where(kept, descending, -jnp.inf), jnp.asarray(rows.top_p))

@@ -1,0 +1,56 @@
+"""finish_reason is in every state of a stream: None until the last, then the reason, once."""
+
+import pytest
+from tiny import SMALL, counting_llama, greedy
+
+from radix_jax import Engine, EngineConfig, SamplingParams
+
+EOS_ID = 9
+ENDS = {
+    "eos": (greedy(20), [7, 8, 9], "stop", 9),
+    "stop_id": (greedy(20, stop_token_ids=[8]), [7, 8], "stop", 8),
+    "length": (greedy(2), [7, 8], "length", None),
+    "length_of_one": (greedy(1), [7], "length", None),
+    "first_token_is_eos": (greedy(20), [9], "stop", 9),
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(counting_llama(), None, EngineConfig(**SMALL), eos_token_ids=[EOS_ID])
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_streamed(engine: Engine, end: str) -> None:
+    sampling, ids, reason, stop_id = ENDS[end]
+    prompt = [ids[0] - 1]
+    states = list(engine.stream(prompt, sampling))
+    assert [state.outputs[0].token_ids for state in states] == [ids[: n + 1] for n in range(len(ids))]
+    assert [state.outputs[0].finish_reason for state in states] == [None] * (len(ids) - 1) + [reason]
+    assert [state.outputs[0].stop_reason for state in states] == [None] * (len(ids) - 1) + [stop_id]
+    assert [state.finished for state in states] == [False] * (len(ids) - 1) + [True]
+    assert not engine.has_unfinished()
+
+
+def test_in_steps_of_many_requests(engine: Engine) -> None:
+    ends = [ENDS["eos"], ENDS["stop_id"], ENDS["length"], ENDS["length_of_one"]]
+    kinds: dict[str, tuple[SamplingParams, list[int], str, int | None]] = {}
+    for end in ends:
+        kinds[engine.add_request([end[1][0] - 1], end[0])] = end
+    reasons: dict[str, list[str | None]] = {request_id: [] for request_id in kinds}
+    while engine.has_unfinished():
+        for state in engine.step():
+            reasons[state.request_id].append(state.outputs[0].finish_reason)
+    for request_id, (_, ids, reason, _) in kinds.items():
+        assert reasons[request_id] == [None] * (len(ids) - 1) + [reason]
+
+
+def test_an_abort_is_told_once(engine: Engine) -> None:
+    request_id = engine.add_request([20], greedy(20))
+    [state] = engine.step()
+    assert state.outputs[0].finish_reason is None
+    aborted = engine.abort(request_id)
+    assert aborted is not None
+    assert (aborted.finished, aborted.outputs[0].finish_reason) == (True, "abort")
+    assert engine.abort(request_id) is None
+    assert engine.step() == []

@@ -1,0 +1,84 @@
+"""Between steps the device is read at most once, and after a chunk that ends no prompt not at all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tiny import dense_greedy, finish, greedy, tiny_engine
+
+from radix_jax import Engine, SamplingParams
+
+
+class OnDevice:
+    """A step's tokens that only `jax.device_get` can read: any other use of them fails."""
+
+    def __init__(self, tokens: jax.Array) -> None:
+        self.tokens = tokens
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes in bytes of what was read from the device; steps of the engine give OnDevice."""
+    sizes: list[int] = []
+    device_get, compile_step = jax.device_get, tiny_engine().runner.compile
+
+    def read(value: Any) -> Any:
+        assert isinstance(value, OnDevice)
+        sizes.append(value.tokens.nbytes)
+        return device_get(value.tokens)
+
+    def compile_guarded(*args: Any) -> Callable[..., Any]:
+        step = compile_step(*args)
+
+        def run(*inputs: Any) -> tuple[jax.Array, OnDevice]:
+            kv, tokens = step(*inputs)
+            return kv, OnDevice(tokens)
+
+        return run
+
+    monkeypatch.setattr(jax, "device_get", read)
+    monkeypatch.setattr(tiny_engine().runner, "compile", compile_guarded)
+    return sizes
+
+
+def step_guarded(engine: Engine) -> int:
+    """Step with every implicit transfer forbidden; returns how many requests got a token."""
+    with jax.transfer_guard("disallow"):
+        return len(engine.step())
+
+
+def test_one_small_read_a_step_and_none_for_a_chunk(reads: list[int]) -> None:
+    engine = tiny_engine()
+    prompts = [np.arange(120), np.arange(200, 205), np.arange(300, 330)]
+    for prompt in prompts:
+        engine.add_request(prompt, greedy(5))
+    num_outputs = []
+    num_reads = []
+    while engine.has_unfinished():
+        before = len(reads)
+        num_outputs.append(step_guarded(engine))
+        num_reads.append(len(reads) - before)
+    assert num_outputs[0] == 0
+    assert num_reads[0] == 0
+    assert num_reads[1:] == [1] * (len(num_outputs) - 1)
+    assert set(reads) == {8 * np.dtype(np.int32).itemsize}
+
+
+def test_sampling_needs_no_other_read(reads: list[int]) -> None:
+    engine = tiny_engine()
+    engine.add_request(np.arange(9), SamplingParams(temperature=1.0, top_p=0.9, seed=1, max_tokens=4))
+    while engine.has_unfinished():
+        step_guarded(engine)
+    assert len(reads) == 4
+
+
+def test_the_guarded_steps_are_the_real_ones(reads: list[int]) -> None:
+    engine = tiny_engine()
+    prompt = np.arange(40)
+    request_id = engine.add_request(prompt, greedy(3))
+    ids = finish(engine)[request_id].outputs[0].token_ids
+    assert len(reads) == 3
+    # The oracle reads the device in its own way, past the guard of this test's reads.
+    assert ids == dense_greedy(prompt, 3)

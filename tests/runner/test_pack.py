@@ -1,0 +1,108 @@
+"""From a StepPlan to arrays, number for number."""
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+from radix_jax.plan import Bucket, StepKind, StepPlan, StepRow
+from radix_jax.request import Request, SamplingParams
+from radix_jax.runner.pack import empty_inputs, empty_sampling, pack_inputs, pack_sampling
+
+PAGE_SIZE = 4
+NUM_SLOTS = 1000
+
+
+def make_row(start: int, token_ids: list[int], pages: list[int], *, samples: bool = True, seed: int = 0, **params: Any):
+    request = Request(
+        request_id="r",
+        token_ids=np.zeros(start + len(token_ids), np.int32),
+        sampling=SamplingParams(**params),
+        max_tokens=1,
+        stop_ids=frozenset(),
+        seed=seed,
+        arrival=0,
+    )
+    ids, page_ids = np.array(token_ids, np.int32), np.array(pages, np.int32)
+    return StepRow(request=request, token_ids=ids, start=start, pages=page_ids, samples=samples)
+
+
+def make_plan(kind: StepKind, rows: list[StepRow], num_tokens: int, num_rows: int = 4) -> StepPlan:
+    return StepPlan(kind=kind, rows=tuple(rows), bucket=Bucket(kind, num_tokens, num_rows, num_pages=5))
+
+
+def test_ragged_prefill() -> None:
+    rows = [
+        make_row(0, [11, 12, 13], [7]),
+        make_row(6, [21, 22, 23, 24], [2, 9, 5]),  # in the middle of its second page, into its third
+        make_row(8, [31], [4, 3, 6]),
+    ]
+    inputs = pack_inputs(make_plan("prefill", rows, 12), page_size=PAGE_SIZE, num_slots=NUM_SLOTS)
+    assert inputs.token_ids.tolist() == [11, 12, 13, 21, 22, 23, 24, 31, 0, 0, 0, 0]
+    assert inputs.positions.tolist() == [0, 1, 2, 6, 7, 8, 9, 8, 0, 0, 0, 0]
+    assert inputs.page_table.tolist() == [[7, 0, 0, 0, 0], [2, 9, 5, 0, 0], [4, 3, 6, 0, 0], [0, 0, 0, 0, 0]]
+    assert inputs.kv_lens.tolist() == [3, 10, 9, 0]
+    assert inputs.cu_q_lens.tolist() == [0, 3, 7, 8, 8]
+    assert inputs.write_slots.tolist() == [28, 29, 30, 38, 39, 20, 21, 24, 1000 + 8, 1000 + 9, 1000 + 10, 1000 + 11]
+
+
+def test_decode() -> None:
+    rows = [make_row(3, [5], [8]), make_row(4, [6], [1, 2])]
+    inputs = pack_inputs(make_plan("decode", rows, 4), page_size=PAGE_SIZE, num_slots=NUM_SLOTS)
+    assert inputs.token_ids.tolist() == [5, 6, 0, 0]
+    assert inputs.positions.tolist() == [3, 4, 0, 0]
+    assert inputs.kv_lens.tolist() == [4, 5, 0, 0]
+    assert inputs.cu_q_lens.tolist() == [0, 1, 2, 2, 2]
+    assert inputs.write_slots.tolist() == [35, 8, 1002, 1003]
+
+
+def test_a_full_bucket_has_no_padding() -> None:
+    rows = [make_row(i, [i], [i + 1]) for i in range(4)]
+    inputs = pack_inputs(make_plan("decode", rows, 4), page_size=PAGE_SIZE, num_slots=NUM_SLOTS)
+    assert inputs.cu_q_lens.tolist() == [0, 1, 2, 3, 4]
+    assert inputs.write_slots.tolist() == [4, 9, 14, 19]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8])
+def test_padding_writes_to_distinct_slots_past_the_pool(num_tokens: int) -> None:
+    inputs = empty_inputs(Bucket("prefill", num_tokens, 2, 3), NUM_SLOTS)
+    assert inputs.write_slots.tolist() == list(range(NUM_SLOTS, NUM_SLOTS + num_tokens))
+    assert not inputs.page_table.any()
+    assert not inputs.kv_lens.any()
+
+
+def test_the_same_plan_gives_the_same_types_and_never_the_same_memory() -> None:
+    """A queued step may still read the arrays of the step before."""
+    plan = make_plan("decode", [make_row(3, [5], [8])], 4)
+    packs = [(pack_inputs(plan, page_size=4, num_slots=NUM_SLOTS), pack_sampling(plan)) for _ in range(2)]
+    empties = empty_inputs(plan.bucket), empty_sampling(4)
+    for once, again, empty in zip(packs[0], packs[1], empties, strict=True):
+        for field in fields(once):
+            first, second, third = (getattr(pack, field.name) for pack in (once, again, empty))
+            np.testing.assert_array_equal(first, second)
+            assert not np.shares_memory(first, second)
+            assert (first.dtype, first.shape) == (third.dtype, third.shape)
+
+
+def test_sampling_rows() -> None:
+    rows = [
+        make_row(3, [5], [8], temperature=0.5, top_k=7, top_p=0.9, min_p=0.25, seed=2**63 - 1),
+        make_row(9, [5], [8], temperature=2.0, top_k=-1, seed=2**32 + 5),
+        make_row(9, [5], [8], temperature=0.0, top_k=7, top_p=0.9, min_p=0.25, seed=9),
+    ]
+    sampling = pack_sampling(make_plan("decode", rows, 4))
+    assert sampling.temperature.tolist() == [0.5, 2.0, 0.0, 0.0]
+    assert sampling.top_k.tolist() == [7, 0, 0, 0]
+    assert sampling.top_p.tolist() == [np.float32(0.9), 1.0, 1.0, 1.0]
+    assert sampling.min_p.tolist() == [0.25, 0.0, 0.0, 0.0]
+    assert sampling.seed[:2].tolist() == [[2**32 - 1, 2**31 - 1], [5, 1]]
+    assert sampling.position.tolist() == [4, 10, 0, 0]
+    assert not sampling.sample_index.any()
+
+
+def test_a_chunk_that_samples_nothing_is_greedy() -> None:
+    rows = [make_row(0, [1, 2, 3, 4], [8], temperature=1.0, top_k=3, samples=False), make_row(0, [1], [2])]
+    sampling = pack_sampling(make_plan("prefill", rows, 8))
+    assert sampling.temperature.tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert sampling.top_k.tolist() == [0, 0, 0, 0]

@@ -1,0 +1,96 @@
+"""Settings that were left open, on a CPU."""
+
+import dataclasses
+import logging
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tiny import TINY, random_weights
+
+from radix_jax.config import EngineConfig
+from radix_jax.models.base import ModelParams
+from radix_jax.models.registry import make_params
+from radix_jax.runner import resolve
+from radix_jax.runner.resolve import free_ram_bytes, resolve_config
+
+PAGE_BYTES = TINY.num_layers * 16 * 2 * TINY.num_kv_heads * TINY.head_dim * 4
+
+
+def tiny_params(max_len: int = 128, dtype: str = "float32") -> ModelParams:
+    config = dataclasses.replace(TINY, max_position_embeddings=max_len)
+    return make_params(config, jax.tree.map(lambda leaf: leaf.astype(dtype), random_weights(config)))
+
+
+def test_defaults_fit_the_model_and_the_machine() -> None:
+    config = resolve_config(EngineConfig(), tiny_params())
+    assert (config.dtype, config.kv_dtype) == ("float32", "float32")
+    assert config.max_model_len == 128
+    assert config.num_pages == 64 * (128 // 16) + 1
+    assert config.kv_memory_fraction is None
+
+
+def test_what_is_set_is_kept() -> None:
+    given = EngineConfig(
+        num_pages=33, page_size=4, max_model_len=100, dtype="float32", kv_dtype="float32", schedule_policy="fcfs"
+    )
+    assert resolve_config(given, tiny_params()) == given
+
+
+def test_context_is_capped_on_a_cpu_unless_asked_for() -> None:
+    params = tiny_params(max_len=100_000)
+    assert resolve_config(EngineConfig(num_pages=9), params).max_model_len == 4096
+    assert resolve_config(EngineConfig(num_pages=9, max_model_len=50_000), params).max_model_len == 50_000
+
+
+def test_a_context_beyond_the_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_model_len=129 exceeds the 128 positions of the model; lower it"):
+        resolve_config(EngineConfig(max_model_len=129), tiny_params())
+
+
+def test_dtype_is_that_of_the_params() -> None:
+    params = tiny_params(dtype="bfloat16")
+    config = resolve_config(EngineConfig(), params)
+    assert (config.dtype, config.kv_dtype) == ("bfloat16", "float32")
+    with pytest.raises(ValueError, match="dtype='float32', but params are bfloat16; cast them, or leave dtype out"):
+        resolve_config(EngineConfig(dtype="float32"), params)
+
+
+def test_a_slow_pool_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="radix_jax"):
+        assert resolve_config(EngineConfig(kv_dtype="bfloat16"), tiny_params()).kv_dtype == "bfloat16"
+    assert "kv_dtype=bfloat16 is slow on a CPU" in caplog.text
+
+
+def test_a_pool_stays_within_a_quarter_of_free_ram_and_says_what_binds(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "free_ram_bytes", lambda: 4 * 20 * PAGE_BYTES + 3)
+    with caplog.at_level(logging.INFO, logger="radix_jax"):
+        assert resolve_config(EngineConfig(), tiny_params()).num_pages == 20
+    assert "pool of 20 pages" in caplog.text
+    assert "bound by a quarter of the free RAM" in caplog.text
+
+
+def test_a_pool_stays_within_two_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "free_ram_bytes", lambda: 2**50)
+    num_pages = resolve_config(EngineConfig(max_running_requests=10**6), tiny_params()).num_pages
+    assert num_pages == 2 * 1024**3 // PAGE_BYTES
+
+
+def test_a_fraction_is_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "free_ram_bytes", lambda: 100 * PAGE_BYTES)
+    assert resolve_config(EngineConfig(kv_memory_fraction=0.5), tiny_params()).num_pages == 50
+
+
+def test_no_room_for_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "free_ram_bytes", lambda: 4 * PAGE_BYTES)
+    with pytest.raises(ValueError, match=f"has room for 1 pages of {PAGE_BYTES} bytes, 2 are needed; free memory"):
+        resolve_config(EngineConfig(), tiny_params())
+
+
+def test_free_ram_is_what_the_machine_has_left() -> None:
+    before = free_ram_bytes()
+    assert 0 < before < 2**50
+    assert isinstance(before, int)
+    assert jnp.zeros(1).nbytes < before

@@ -1,0 +1,62 @@
+"""Steps compiled as the engine compiles them, and a look into the program for copies of the pool."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from tiny import TINY, random_weights
+
+from radix_jax.functional import init_kv
+from radix_jax.models.registry import make_params
+from radix_jax.plan import Bucket
+from radix_jax.runner.pack import empty_inputs, empty_sampling
+from radix_jax.runner.runner import decode_step, prefill_step
+
+STEPS: dict[str, Callable[..., Any]] = {"prefill": prefill_step, "decode": decode_step}
+BUCKETS = {"prefill": Bucket("prefill", 64, 8, 32), "decode": Bucket("decode", 8, 8, 32)}
+PAGE_SIZE = 4
+
+# Without moving data, or in place: of a fusion its root counts.
+_IN_PLACE = {"parameter", "get-tuple-element", "bitcast", "scatter", "dynamic-update-slice", "fusion"}
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"^\s*(ROOT )?%?[\w.-]+ = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(")
+_CALLED = re.compile(r"calls=%?([\w.-]+)")
+
+
+def compile_step(kind: str, num_pages: int, *, donate: bool = True) -> jax.stages.Compiled:
+    """A step of the tiny model over a pool of `num_pages` pages a layer."""
+    params = make_params(TINY, random_weights(TINY))
+    kv = jax.eval_shape(lambda: init_kv(TINY, num_pages, PAGE_SIZE))
+    bucket = BUCKETS[kind]
+    step = jax.jit(STEPS[kind], donate_argnums=1 if donate else ())
+    return step.lower(params, kv, empty_inputs(bucket), empty_sampling(bucket.num_rows)).compile()
+
+
+def pool_bytes(num_pages: int) -> int:
+    """Bytes of such a pool, float32."""
+    return (
+        TINY.num_layers * num_pages * PAGE_SIZE * 2 * TINY.num_kv_heads * TINY.head_dim * np.dtype("float32").itemsize
+    )
+
+
+def pool_copies(program: str, num_elements: int) -> list[str]:
+    """Opcodes of the instructions that make an array of at least `num_elements` elements anew."""
+    roots: dict[str, str] = {}
+    found: list[tuple[str, str]] = []
+    computation = ""
+    for line in program.splitlines():
+        if header := _COMPUTATION.match(line):
+            computation = header[1]
+        elif instruction := _INSTRUCTION.match(line):
+            is_root, _, shape, opcode = instruction.groups()
+            if is_root:
+                roots[computation] = opcode
+            if math.prod(int(size) for size in shape.split(",") if size) >= num_elements:
+                called = _CALLED.search(line)
+                found.append((opcode, called[1] if called else ""))
+    assert found, "the program has no pool"
+    made_by = [roots[called] if opcode == "fusion" else opcode for opcode, called in found]
+    return [opcode for opcode in made_by if opcode not in _IN_PLACE]

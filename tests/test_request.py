@@ -1,0 +1,114 @@
+"""SamplingParams: defaults, what is refused and in which words."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from plain_modules import plain_module
+
+from radix_jax import SamplingParams
+from radix_jax.request import Request
+
+# Of the module without runtime type checks, so that a wrong type reaches the checks of SamplingParams.
+PlainParams = plain_module("request").SamplingParams
+
+
+def test_defaults() -> None:
+    params = SamplingParams()
+    assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p) == (1, 1.0, 1.0, 0, 0.0)
+    assert (params.max_tokens, params.min_tokens, params.seed, params.ignore_eos) == (16, 0, None, False)
+    assert params.stop_token_ids == ()
+
+
+def test_it_is_frozen_and_takes_keywords_alone() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().temperature = 0.5  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        PlainParams(1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": -0.1}, r"temperature=-0.1 is outside \[0.0, inf\]"),
+        ({"temperature": math.nan}, "temperature=nan is not a finite number"),
+        ({"temperature": math.inf}, "temperature=inf is not a finite number"),
+        ({"temperature": "1"}, "temperature='1' is not a finite number"),
+        ({"temperature": True}, "temperature=True is not a finite number"),
+        ({"top_p": 0.0}, r"top_p=0.0 keeps no token; use a value in \(0, 1\], or temperature=0 for greedy"),
+        ({"top_p": 1.01}, r"top_p=1.01 is outside \[0.0, 1.0\]"),
+        ({"top_p": -1.0}, r"top_p=-1.0 is outside"),
+        ({"min_p": 1.5}, r"min_p=1.5 is outside \[0.0, 1.0\]"),
+        ({"min_p": None}, "min_p=None is not a finite number"),
+        ({"top_k": -2}, "top_k=-2 is below its least value -1"),
+        ({"top_k": 1.5}, "top_k=1.5 is not an int"),
+        ({"max_tokens": 0}, "max_tokens=0 is below its least value 1"),
+        ({"max_tokens": 2.0}, "max_tokens=2.0 is not an int"),
+        ({"seed": -1}, "seed=-1 is below its least value 0"),
+        ({"seed": 2**63}, f"seed={2**63} is above its largest value {2**63 - 1}"),
+        ({"seed": True}, "seed=True is not an int"),
+        ({"ignore_eos": 1}, "ignore_eos=1 is not a bool"),
+        ({"stop_token_ids": [5, -1]}, "stop_token_ids entry=-1 is below its least value 0"),
+        ({"stop_token_ids": ["5"]}, "stop_token_ids entry='5' is not an int"),
+    ],
+)
+def test_what_is_out_of_range_is_said(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PlainParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("min_tokens", 1),
+        ("stop", "END"),
+        ("stop", ["END"]),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -0.5),
+        ("repetition_penalty", 1.1),
+        ("logit_bias", {5: 1.0}),
+        ("logprobs", 0),
+        ("logprobs", 3),
+        ("prompt_logprobs", 0),
+    ],
+)
+def test_what_is_not_built_names_itself(name: str, value: Any) -> None:
+    with pytest.raises(NotImplementedError, match=rf"SamplingParams\.{name}=.* is not built yet; leave it at"):
+        PlainParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 1, "min_tokens": 0, "stop": (), "presence_penalty": 0.0, "repetition_penalty": 1.0},
+        {"stop": None, "stop_token_ids": None, "logit_bias": None, "logprobs": None, "prompt_logprobs": None},
+        {"stop": [], "logit_bias": {}},
+        {"top_k": -1, "max_tokens": None, "seed": 2**63 - 1, "top_p": 1.0, "min_p": 1.0, "temperature": 0.0},
+        {"temperature": 0, "top_p": 1},
+    ],
+)
+def test_what_has_no_effect_is_taken(fields: dict[str, Any]) -> None:
+    PlainParams(**fields)
+
+
+def test_stop_token_ids_become_a_tuple() -> None:
+    assert SamplingParams(stop_token_ids=[7, 9]).stop_token_ids == (7, 9)
+    assert SamplingParams(stop_token_ids=None).stop_token_ids == ()
+
+
+def test_a_request_knows_its_length_and_is_itself_alone() -> None:
+    fields: dict[str, Any] = {
+        "request_id": "0",
+        "token_ids": np.arange(5, dtype=np.int32),
+        "sampling": SamplingParams(),
+        "max_tokens": 3,
+        "stop_ids": frozenset(),
+        "seed": 1,
+        "arrival": 0,
+    }
+    request = Request(**fields)
+    assert request.prompt_len == 5
+    assert request != Request(**fields)
