@@ -1,10 +1,9 @@
 """What a tree tells of its changes: the KV events of vLLM and SGLang, with pages in the place of hashed blocks.
 
-| here | there |
-|---|---|
-| PagesStored(page_ids, parent_page, token_ids, page_size, namespace) | BlockStored(block_hashes, parent_block_hash, token_ids, block_size, lora_id) |
-| PagesRemoved(page_ids, namespace) | BlockRemoved(block_hashes) |
-| CacheCleared() | AllBlocksCleared() |
+- PagesStored(page_ids, parent_page, token_ids, page_size, namespace) is their
+  BlockStored(block_hashes, parent_block_hash, token_ids, block_size, lora_id)
+- PagesRemoved(page_ids, namespace) is their BlockRemoved(block_hashes)
+- CacheCleared() is their AllBlocksCleared()
 
 A page id names one prefix from the event that stores it to the one that removes it.
 """
@@ -33,7 +32,7 @@ class PagesStored(NamedTuple):
 
 
 class PagesRemoved(NamedTuple):
-    """Pages left the tree, those of one node, in the order of their tokens. A page never leaves before what follows it."""
+    """Pages of one node left the tree, in the order of their tokens; never before the pages that continue them."""
 
     page_ids: list[int]
     namespace: Hashable

@@ -56,7 +56,7 @@ def make_policy(policy: str | Rule) -> EvictionPolicy:
       without context: 1 + mean position / 16384. The pages of all leaves are of one size, so it is also the cost a
       freed page. floor is the sum of floor and cost of the leaf evicted last before the leaf's last use, and never
       falls (GreedyDual-Size, Cao and Irani 1997): among leaves used at the same floor the cheap ones go first, and
-      nothing dear stays for ever.
+      nothing dear stays for ever. Pinned leaves have a floor of their own.
 
     A rule of one's own gets a NodeView and returns a number or a tuple of numbers; it is asked again whenever the leaf
     was used or changed, so it must depend on nothing else.

@@ -19,9 +19,7 @@ def check_nodes(nodes: Sequence[RadixTreeNode], page_bytes: int) -> None:
         if parent is None or parent.children.get(node.key_fn(node.edge)) is not node:
             raise IntegrityError(f"node {node.uuid} is not where its parent's children name it")
         if node.start_len != parent.end_len or parent.namespace is not node.namespace:
-            raise IntegrityError(
-                f"node {node.uuid} doesn't start where its parent ends, is marked as evicted, or is in another namespace"
-            )
+            raise IntegrityError(f"node {node.uuid} doesn't start where its parent ends, or is in another namespace")
         if not node.edge or len(node.edge) != len(node.value) * page_bytes:
             raise IntegrityError(f"node {node.uuid} has {node.length} tokens and {len(node.value)} pages")
         if not node.children and node.reach_len < node.end_len:
@@ -57,7 +55,8 @@ def check_sizes(
     locked_len = sum(node.length for node in nodes) - unlocked_len
     if (unlocked_len, locked_len) != (evictable_len, protected_len):
         raise IntegrityError(
-            f"evictable_size={evictable_len} and protected_size={protected_len}, recounted {unlocked_len} and {locked_len}"
+            f"evictable_size={evictable_len} and protected_size={protected_len}, recounted {unlocked_len} and "
+            f"{locked_len}"
         )
     recounted_len = sum(node.length for node in nodes if node.num_pins)
     if recounted_len != pinned_len:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from radix_jax.cache.keys import TOKEN_BYTES, TokenIds, common_len, to_int32, token_bytes
+from radix_jax.cache.keys import INT32, TOKEN_BYTES, TokenIds, common_len, to_int32, token_bytes
 
 EVICTED = -1  # end_len of a node that has left its tree
 NO_PAGES = np.empty(0, np.int32)
@@ -70,12 +70,12 @@ class RadixTreeNode:
     @property
     def key(self) -> Int32[np.ndarray, " T"]:
         """Token ids of the edge, a read-only view."""
-        return np.frombuffer(self.edge, np.int32)
+        return np.frombuffer(self.edge, INT32)
 
     @property
     def value(self) -> Int32[np.ndarray, " P"]:
         """Page ids, one a page of the key, a read-only view."""
-        return np.frombuffer(self.pages, np.int32)
+        return np.frombuffer(self.pages, INT32)
 
     @property
     def length(self) -> int:
@@ -129,7 +129,9 @@ class RadixTreeNode:
     def add_child(self, edge: bytes, pages: bytes) -> "RadixTreeNode":
         """A new child in the same namespace; `edge` holds one or more full pages, and starts as no other child's."""
         child = RadixTreeNode(self.key_fn, self._uuids, self.namespace, edge, pages)
-        child.set_parent(self)
+        child.parent = self
+        child.end_len = child.reach_len = self.end_len + len(edge) // TOKEN_BYTES
+        self.children[self.key_fn(edge)] = child
         return child
 
     def get_match_len(self, key: TokenIds) -> int:
@@ -171,7 +173,7 @@ class RadixTreeNode:
         """
         cut, pages_cut = self._cut_at(pos)
         if self.children:
-            raise ValueError(f"can't trim a node that has {len(self.children)} children; only a leaf has an end to trim")
+            raise ValueError(f"can't trim a node with {len(self.children)} children; only a leaf has an end to trim")
         rest = self.pages[pages_cut:]
         self.end_len -= (len(self.edge) - cut) // TOKEN_BYTES
         self.edge = self.edge[:cut]
@@ -222,6 +224,13 @@ def path_to(node: RadixTreeNode) -> list[RadixTreeNode]:
     return path[::-1]
 
 
+def raise_priority(node: RadixTreeNode, priority: int) -> None:
+    """Raise the priority of `node` and all above it to at least this: a parent's is never below a child's."""
+    while node.parent is not None and node.priority < priority:
+        node.priority = priority
+        node = node.parent
+
+
 def join_pages(nodes: Sequence[RadixTreeNode]) -> Int32[np.ndarray, " P"]:
     """Page ids of the nodes, one after the other, read-only."""
-    return np.frombuffer(b"".join([node.pages for node in nodes]), np.int32)
+    return np.frombuffer(b"".join([node.pages for node in nodes]), INT32)

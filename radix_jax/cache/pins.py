@@ -75,12 +75,14 @@ class PinnedLast:
         self._plain.check_integrity()
         self._pinned.check_integrity()
 
-    def pin(self, owner: object, node: RadixTreeNode, until: float) -> Pin:
+    def pin(self, owner: object, node: RadixTreeNode, ttl: float, now: float) -> Pin:
         """Pin `node` and everything above it. The caller must mark the path as used then.
 
         Raises:
-            ValueError: the budget is too small; nothing is pinned.
+            ValueError: `ttl` is not above 0, or the budget is too small; nothing is pinned.
         """
+        if not ttl > 0:
+            raise ValueError(f"ttl={ttl} must be above 0")
         num_new = sum(above.length for above in _path_up(node) if not above.num_pins)
         if self._num_tokens + num_new > self._max_tokens:
             raise ValueError(
@@ -93,9 +95,9 @@ class PinnedLast:
                 self._plain.discard(above)
                 self._pinned.add(above)
             above.num_pins += 1
-        pin = Pin(owner, node, until)
-        if until < math.inf:
-            heapq.heappush(self._ends, (until, next(self._serial), pin))
+        pin = Pin(owner, node, now + ttl)
+        if pin.until < math.inf:
+            heapq.heappush(self._ends, (pin.until, next(self._serial), pin))
         return pin
 
     def unpin(self, pin: Pin) -> RadixTreeNode:

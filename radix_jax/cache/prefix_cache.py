@@ -57,9 +57,12 @@ class PrefixCache:
         """Tokens evicted so far to make room; a reset doesn't count."""
         return self._num_evicted_tokens
 
-    def match_prefix(self, ids: TokenIds, namespace: Hashable = None) -> MatchResult:
-        """As `RadixTree.match_prefix`. Lock the handle before anything is allocated for the same request."""
-        return self._tree.match_prefix(ids, namespace)
+    def match_prefix(self, ids: TokenIds, namespace: Hashable = None, start: PrefixHandle | None = None) -> MatchResult:
+        """As `RadixTree.match_prefix`. Lock the handle before anything is allocated for the same request.
+
+        A request that has to match again passes its last handle as `start`, so that its hits count once.
+        """
+        return self._tree.match_prefix(ids, namespace, start)
 
     def match_len(self, ids: TokenIds, namespace: Hashable = None) -> int:
         """As `RadixTree.match_len`: changes nothing."""
@@ -126,7 +129,8 @@ class PrefixCache:
         num_full = len(token_ids) // self.page_size
         cached = self._tree.match_pages(token_ids, namespace)
         self._check_table(page_ids, cached, num_held, len(token_ids))
-        result = self._tree.insert_prefix(token_ids, page_ids[:num_full], namespace, priority)
+        start = handle if num_held <= num_full else None
+        result = self._tree.insert_prefix(token_ids, page_ids[:num_full], namespace, priority, start)
         table = page_ids.copy()
         if num_full <= num_held:
             return CommitResult(handle, table)

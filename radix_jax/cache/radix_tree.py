@@ -5,19 +5,22 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 from jaxtyping import Int32
 
+from radix_jax.cache.donor import NO_DONOR, find_donor
 from radix_jax.cache.errors import HandleError
-from radix_jax.cache.events import CacheCleared, CacheEvent, removed_event, stored_event
+from radix_jax.cache.events import CacheCleared, CacheEvent, PagesRemoved, removed_event, stored_event
 from radix_jax.cache.eviction import EvictionPolicy
 from radix_jax.cache.eviction_rules import Rule, make_policy
-from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle
+from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle, resume, unusable
 from radix_jax.cache.integrity import check_nodes, check_sizes
-from radix_jax.cache.keys import TOKEN_BYTES, TokenIds, namespace_key, to_int32, token_bytes
-from radix_jax.cache.node import EVICTED, NO_PAGES, RadixTreeNode, descend, join_pages, path_to
+from radix_jax.cache.keys import INT32, TOKEN_BYTES, TokenIds, check_num_pages, to_int32, token_bytes
+from radix_jax.cache.node import EVICTED, NO_PAGES, RadixTreeNode, descend, join_pages, path_to, raise_priority
 from radix_jax.cache.pins import Pin, PinnedLast
 from radix_jax.cache.roots import Roots
 from radix_jax.cache.snapshot import take_snapshot
 from radix_jax.config import check_int
 from radix_jax.viz import TreeSnapshot, TreeView, render_text
+
+_new = tuple.__new__  # a NamedTuple's own constructor is a Python function and takes twice as long
 
 
 class RadixTree:
@@ -26,7 +29,8 @@ class RadixTree:
     page_size: tokens a page. eviction_policy: which unlocked leaf goes first, by name ("lru", "lfu", "fifo", "filo",
     "mru", "priority", "slru", "tlru", "reuse-credit", "cost-aware") or a function NodeView -> sort key, smallest first;
     `make_policy` has the rules. max_pinned_tokens: that `pin` may keep. on_event: is called with each CacheEvent, when
-    the change is done; it must not raise, nor use the tree.
+    the change is done; it must not raise, nor use the tree. partial_pages: a match names a donor too, a cached page that
+    begins with the tokens after the last whole page.
 
     A namespace is any hashable value; prefixes are shared only inside one, and equal values of different types (1,
     True, 1.0) are different namespaces. The tree owns the page ids that it took until `evict` or `reset` returns them;
@@ -42,6 +46,7 @@ class RadixTree:
         eviction_policy: str | Rule = "lru",
         max_pinned_tokens: int = 0,
         on_event: Callable[[CacheEvent], object] | None = None,
+        partial_pages: bool = True,
     ) -> None:
         check_int("page_size", page_size, at_least=1)
         check_int("max_pinned_tokens", max_pinned_tokens, at_least=0)
@@ -52,11 +57,10 @@ class RadixTree:
         self._add, self._discard = self._policy.add, self._policy.discard  # bound once: they run for every node
         self._refresh, self._change = self._policy.refresh, self._policy.change
         self._on_event = on_event
+        self._partial_pages = partial_pages and page_size > 1
         self._roots = Roots(self._page_bytes)
-        self._use_counter = 0
-        self._version = 0
-        self._evictable_len = 0
-        self._protected_len = 0
+        self._use_counter = self._version = 0
+        self._evictable_len = self._protected_len = 0
 
     @property
     def page_size(self) -> int:
@@ -88,33 +92,37 @@ class RadixTree:
         """Tokens under a pin, locked ones included."""
         return self._pins.num_tokens if self._pins else 0
 
-    def match_prefix(
-        self, ids: TokenIds, namespace: Hashable = None, start: PrefixHandle | None = None
-    ) -> MatchResult:
+    def match_prefix(self, ids: TokenIds, namespace: Hashable = None, start: PrefixHandle | None = None) -> MatchResult:
         """The longest cached prefix of `ids`, in whole pages.
 
         Splits a node where the match ends inside it, so that locking the handle protects exactly `cached_len` tokens;
         marks the path as just used, and counts one hit on each of its nodes.
 
         start: a handle of an earlier match of the same ids, to go on from where it ended, or from what was not evicted
-        of it. Only its last edge is compared again, and its nodes are not counted as hit again: a request that matches
-        more than once passes its last handle.
+        of it. At most the last 64 of its tokens are compared again, and its nodes are not counted as hit again: a
+        request that matches more than once passes its last handle.
 
         Raises:
             ValueError: `ids` are no flat sequence of int32 values.
             TypeError: `namespace` is not hashable.
             HandleError: `start` is of another tree or namespace, or does not lead to these ids.
         """
-        top, path = self._find(ids, namespace, start)
+        top, path, key = self._find(ids, namespace, start)
         for node in path:
             node.hits += 1
         if start is not None:
             path[:0] = path_to(top)
+        last = path[-1] if path else top
+        cached_len = last.end_len
+        donor = NO_DONOR
+        if self._partial_pages and last.children:
+            first_byte = len(key) - (len(ids) - cached_len) * TOKEN_BYTES
+            donor = find_donor(self, last, key[first_byte : first_byte + self._page_bytes])
         if not path:
-            return MatchResult(0, NO_PAGES, PrefixHandle(self, self._roots.nothing, 0), None, 0, None)
-        last = path[-1]
+            return MatchResult(0, NO_PAGES, PrefixHandle(self, self._roots.nothing, 0), *donor)
         self._touch(last)
-        return MatchResult(last.end_len, join_pages(path), PrefixHandle(self, last, last.end_len), None, 0, None)
+        pages = np.frombuffer(b"".join([node.pages for node in path]), INT32)
+        return _new(MatchResult, (cached_len, pages, PrefixHandle(self, last, cached_len), *donor))
 
     def match_len(self, ids: TokenIds, namespace: Hashable = None) -> int:
         """`cached_len` of a match, changing nothing: no split, no hit, no recency.
@@ -161,27 +169,28 @@ class RadixTree:
         """
         token_ids, page_ids = to_int32(ids, "token ids"), to_int32(pages, "pages")
         page_size = self._page_size
-        num_pages, tail_len = divmod(len(token_ids), page_size)
-        if len(page_ids) != num_pages and not (tail_len and len(page_ids) == num_pages + 1):
-            raise ValueError(
-                f"{len(page_ids)} pages for {len(token_ids)} tokens at page_size={page_size}; pass {num_pages} page "
-                "ids, one a full page, or one more if a tail is left"
-            )
-        node, path = self._find(token_ids, namespace, start)
+        num_pages = check_num_pages(len(page_ids), len(token_ids), page_size)
+        node, path, key = self._find(token_ids, namespace, start)
         if path:
             node = path[-1]
         if node.priority < priority:
-            self._raise_priority(node, priority)
+            raise_priority(node, priority)
         cached_len, full_len = node.end_len, num_pages * page_size
         if cached_len < full_len:
             if node is self._roots.nothing:
                 node = self._roots.add(namespace)
-            edge = token_ids[cached_len:full_len].tobytes()
-            node = self._add_leaf(node, edge, page_ids[cached_len // page_size : num_pages].tobytes(), priority)
+            first_byte = len(key) - (len(token_ids) - cached_len) * TOKEN_BYTES
+            edge = key[first_byte : first_byte + (full_len - cached_len) * TOKEN_BYTES]
+            node = node.add_child(edge, page_ids[cached_len // page_size : num_pages].tobytes())
+            node.priority = priority
+            node.timestamp = self._use_counter + 1
+            self._add(node)
+            self._evictable_len += full_len - cached_len
+            self._version += 1
         self._touch(node)
         if self._on_event is not None and cached_len < full_len:
             self._on_event(stored_event(node, page_size))
-        return InsertResult(cached_len, PrefixHandle(self, node, full_len))
+        return _new(InsertResult, (cached_len, PrefixHandle(self, node, full_len)))
 
     def lock(self, handle: PrefixHandle) -> None:
         """Keep the handle's `cached_len` tokens from eviction until `unlock`. A handle may be locked more than once.
@@ -191,7 +200,7 @@ class RadixTree:
         """
         node = handle.node
         if handle.owner is not self or handle.cached_len != node.end_len:
-            raise self._handle_error(handle)
+            raise unusable(handle, self)
         handle.num_locks += 1
         discard = self._discard
         while not node.ref_count and (parent := node.parent) is not None:
@@ -213,7 +222,7 @@ class RadixTree:
         """
         node = handle.node
         if handle.owner is not self or handle.cached_len != node.end_len:
-            raise self._handle_error(handle)
+            raise unusable(handle, self)
         if handle.num_locks == 0:
             raise HandleError("the handle is not locked; each lock is given back once")
         handle.num_locks -= 1
@@ -244,28 +253,40 @@ class RadixTree:
         """
         if num_tokens < 0:
             raise ValueError(f"num_tokens={num_tokens} to evict is negative")
-        taken: list[tuple[bytes, Hashable]] = []
+        taken: list[bytes] = []
+        events: list[PagesRemoved] = []
+        next_leaf = self._policy.next_leaf
         num_taken = 0
-        while num_taken < num_tokens and (leaf := self._next_leaf(has_taken=num_taken > 0)) is not None:
-            surplus = leaf.length - (num_tokens - num_taken)
+        while num_taken < num_tokens:
+            try:
+                leaf = next_leaf()
+            except Exception:
+                if not taken:
+                    raise
+                break  # what is out already must reach the caller
+            if leaf is None:
+                break
+            surplus = num_taken + len(leaf.edge) // TOKEN_BYTES - num_tokens
             if trim and surplus >= self._page_size:
                 pages = leaf.trim_to(surplus - surplus % self._page_size)
                 self._change(leaf)
             else:
                 pages = leaf.pages
                 self._remove(leaf)
-            taken.append((pages, leaf.namespace))
+            taken.append(pages)
             length = len(pages) // TOKEN_BYTES * self._page_size
             num_taken += length
             if leaf.num_pins and self._pins:
                 self._pins.note_evicted(length)
+            if self._on_event is not None:
+                events.append(removed_event(pages, leaf.namespace))
         if taken:
             self._evictable_len -= num_taken
             self._version += 1
         if self._on_event is not None:
-            for pages, namespace in taken:
-                self._on_event(removed_event(pages, namespace))
-        return np.frombuffer(b"".join([pages for pages, _ in taken]), np.int32)
+            for event in events:
+                self._on_event(event)
+        return np.frombuffer(b"".join(taken), INT32)
 
     def reset(self) -> Int32[np.ndarray, " P"]:
         """Drop everything; returns the page ids that were cached. Handles of before fail from here on, save empty ones.
@@ -275,18 +296,13 @@ class RadixTree:
         """
         if self._protected_len:
             raise HandleError(f"{self._protected_len} tokens are locked; unlock every handle before a reset")
-        nodes = list(self._roots.nodes())
+        nodes = self._roots.clear()
         for node in nodes:
             self._discard(node)
-            node.end_len = EVICTED
-            node.children.clear()
-        for root in list(self._roots):
-            root.children.clear()
-            self._roots.drop(root)
         if self._pins:
             self._pins.note_evicted(self._pins.num_tokens)
         self._evictable_len = 0
-        self._version += 1
+        self._version += bool(nodes)
         if self._on_event is not None:
             self._on_event(CacheCleared())
         return join_pages(nodes)
@@ -302,16 +318,14 @@ class RadixTree:
         """
         if self._pins is None:
             raise ValueError("max_pinned_tokens=0: this tree pins nothing; give it the tokens that pins may keep")
-        if not ttl > 0:
-            raise ValueError(f"ttl={ttl} must be above 0")
         self.expire_pins(now)
-        node, path = self._find(ids, namespace, None)
+        node, path, _ = self._find(ids, namespace, None)
         if path:
             node = path[-1]
         try:
-            return self._pins.pin(self, node, now + ttl)
+            return self._pins.pin(self, node, ttl, now)
         finally:
-            self._touch(node)
+            self._touch(node)  # also where the budget was too small: the match may have split the node
 
     def unpin(self, pin: Pin) -> None:
         """Take a pin off.
@@ -319,14 +333,14 @@ class RadixTree:
         Raises:
             HandleError: the pin is of another tree, was taken off before, or is over.
         """
-        if pin.owner is not self or self._pins is None:
+        if self._pins is None or pin.owner is not self:
             raise HandleError("the pin is of another tree; use it with the tree that made it")
         self._touch(self._pins.unpin(pin))
 
     def expire_pins(self, now: float) -> None:
         """Take off the pins whose time is over at `now`."""
         while self._pins and (pin := self._pins.next_over(now)) is not None:
-            self.unpin(pin)
+            self._touch(self._pins.unpin(pin))
 
     def snapshot(self) -> TreeSnapshot:
         """The tree as plain data, parents before children."""
@@ -357,15 +371,17 @@ class RadixTree:
 
     def _find(
         self, ids: TokenIds, namespace: Hashable, start: PrefixHandle | None
-    ) -> tuple[RadixTreeNode, list[RadixTreeNode]]:
-        """Where the search began, and the nodes below it that `ids` match; the last one was split to match in whole.
+    ) -> tuple[RadixTreeNode, list[RadixTreeNode], bytes]:
+        """Where the search began, the nodes below it that `ids` match (the last one split to match in whole), and the
+        bytes of the ids from that place on or from a little in front of it.
 
         The caller must touch the last node: a part in front that a split made is last in the eviction order so far.
         """
         if start is None:
-            key, offset, top = token_bytes(ids), 0, self._roots.find(namespace)
+            top, key, offset = self._roots.find(namespace), token_bytes(ids), 0
         else:
-            key, offset, top = self._resume(to_int32(ids, "token ids"), namespace, start)
+            living, key, offset = resume(start, self, ids, namespace)
+            top = living or self._roots.find(namespace)
         path, partial, partial_len = descend(top, key, offset, self._page_bytes)
         if partial is not None:
             front = partial.split_at(partial_len)
@@ -373,42 +389,7 @@ class RadixTree:
                 self._add(front)
                 self._change(partial)
             path.append(front)
-        return top, path
-
-    def _resume(
-        self, ids: Int32[np.ndarray, " N"], namespace: Hashable, start: PrefixHandle
-    ) -> tuple[bytes, int, RadixTreeNode]:
-        """Key, offset and node to descend from, behind what is left of `start`."""
-        if start.owner is not self:
-            raise self._handle_error(start)
-        node = start.node.find_living()
-        if node.parent is None:
-            return token_bytes(ids), 0, self._roots.find(namespace)
-        key = ids[node.start_len :].tobytes()
-        if not key.startswith(node.edge) or namespace_key(node.namespace) != namespace_key(namespace):
-            raise HandleError(
-                f"start leads to {node.end_len} tokens in namespace {node.namespace!r}, but the {len(ids)} ids in "
-                f"namespace {namespace!r} don't begin with them; pass a handle of an earlier match of these ids"
-            )
-        return key, len(node.edge), node
-
-    def _add_leaf(self, parent: RadixTreeNode, edge: bytes, pages: bytes, priority: int) -> RadixTreeNode:
-        """The caller must touch the leaf."""
-        leaf = parent.add_child(edge, pages)
-        leaf.priority = priority
-        leaf.timestamp = self._use_counter + 1
-        self._add(leaf)
-        self._evictable_len += len(edge) // TOKEN_BYTES
-        self._version += 1
-        return leaf
-
-    def _next_leaf(self, has_taken: bool) -> RadixTreeNode | None:
-        try:
-            return self._policy.next_leaf()
-        except Exception:
-            if has_taken:
-                return None
-            raise
+        return top, path, key
 
     def _remove(self, leaf: RadixTreeNode) -> None:
         parent = leaf.parent
@@ -432,14 +413,3 @@ class RadixTree:
             node.timestamp = now
             refresh(node)
             node = parent
-
-    def _raise_priority(self, node: RadixTreeNode, priority: int) -> None:
-        """A parent's priority is never below a child's."""
-        while node.parent is not None and node.priority < priority:
-            node.priority = priority
-            node = node.parent
-
-    def _handle_error(self, handle: PrefixHandle) -> HandleError:
-        if handle.owner is not self:
-            return HandleError("the handle is of another tree; use it with the tree that made it")
-        return HandleError(f"the handle's {handle.cached_len} tokens were evicted or reset; match again")

@@ -5,7 +5,7 @@ import operator
 from collections.abc import Callable, Hashable, Iterator
 
 from radix_jax.cache.keys import namespace_key
-from radix_jax.cache.node import RadixTreeNode
+from radix_jax.cache.node import EVICTED, RadixTreeNode
 
 
 class Roots:
@@ -30,6 +30,8 @@ class Roots:
         Raises:
             TypeError: `namespace` is not hashable.
         """
+        if namespace is None:
+            return self._roots.get(None, self.nothing)
         try:
             return self._roots.get(namespace_key(namespace), self.nothing)
         except TypeError as error:
@@ -45,6 +47,17 @@ class Roots:
     def drop(self, root: RadixTreeNode) -> None:
         """End the namespace of a root that has no children left."""
         del self._roots[namespace_key(root.namespace)]
+
+    def clear(self) -> list[RadixTreeNode]:
+        """End all namespaces; returns the nodes they held, evicted and without links to their children."""
+        nodes = list(self.nodes())
+        for node in nodes:
+            node.end_len = EVICTED
+            node.children.clear()
+        for root in self:
+            root.children.clear()
+        self._roots.clear()
+        return nodes
 
     def nodes(self) -> Iterator[RadixTreeNode]:
         """All nodes below the roots."""

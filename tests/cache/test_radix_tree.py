@@ -75,7 +75,7 @@ def test_match_splits_so_that_a_lock_protects_exactly_the_match():
     tree.insert_prefix(list(range(12)), range(1, 7))
     match = tree.match_prefix([0, 1, 2, 3, 4, 99])
     assert (match.cached_len, match.pages.tolist()) == (4, [1, 2])
-    assert (match.donor_page, match.donor_len, match.donor_handle) == (None, 0, None)
+    assert (match.donor_page, match.donor_len) == (3, 1)
     tree.lock(match.handle)
     assert (tree.protected_size, tree.evictable_size) == (4, 8)
     assert tree.evict(100).tolist() == [3, 4, 5, 6]

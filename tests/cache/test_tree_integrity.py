@@ -34,7 +34,7 @@ def _forget_in_policy(tree: RadixTree, node: RadixTreeNode) -> None:
         (_set("ref_count", 1), "locks, fewer than its children"),
         (_set("ref_count", -1), "has -1 locks"),
         (_set("priority", 3), "a child of it a higher one"),
-        (_set("end_len", -1), "marked as evicted"),
+        (_set("end_len", -1), "start where its parent ends"),
         (_set("namespace", "other"), "in another namespace"),
         (_set("edge", b"\x09\x00\x00\x00"), "not where its parent's children name it"),
         (_lose_child, "not where its parent's children name it"),
