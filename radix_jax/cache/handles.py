@@ -34,7 +34,7 @@ class MatchResult(NamedTuple):
 
     cached_len: its tokens, a multiple of page_size. pages: its page ids, read-only, safe to use while the handle is
     locked. handle: covers exactly cached_len tokens. donor_page, donor_len: the page whose first donor_len < page_size
-    tokens continue the match, to be copied while donor_handle, which covers it, is locked; None, 0, None: there is none.
+    tokens continue the match, to be copied while donor_handle, which covers it, is locked; None, 0, None: no such page.
     """
 
     cached_len: int

@@ -26,11 +26,10 @@ _new = tuple.__new__  # a NamedTuple's own constructor is a Python function and 
 class RadixTree:
     """A radix tree over whole pages of tokens: every edge is one or more pages long.
 
-    page_size: tokens a page. eviction_policy: which unlocked leaf goes first, by name ("lru", "lfu", "fifo", "filo",
-    "mru", "priority", "slru", "tlru", "reuse-credit", "cost-aware") or a function NodeView -> sort key, smallest first;
-    `make_policy` has the rules. max_pinned_tokens: that `pin` may keep. on_event: is called with each CacheEvent, when
-    the change is done; it must not raise, nor use the tree. partial_pages: a match names a donor too, a cached page that
-    begins with the tokens after the last whole page.
+    page_size: tokens a page. eviction_policy: which unlocked leaf goes first: a name, or a function NodeView -> sort
+    key, smallest first; see `make_policy`. max_pinned_tokens: that `pin` may keep. on_event: is called with each
+    CacheEvent, when the change is done; it must not raise, nor use the tree. partial_pages: a match names a donor too,
+    a cached page that begins with the tokens after the last whole page.
 
     A namespace is any hashable value; prefixes are shared only inside one, and equal values of different types (1,
     True, 1.0) are different namespaces. The tree owns the page ids that it took until `evict` or `reset` returns them;

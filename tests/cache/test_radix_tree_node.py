@@ -55,6 +55,18 @@ def test_a_split_does_not_keep_the_whole_value_alive():
     assert (len(node.pages), len(node.edge)) == (3_996, 3_996)
 
 
+def test_a_leaf_is_trimmed_from_its_end():
+    _, node = make_node([1, 2, 3, 4, 5, 6], [7, 8, 9], page_size=2)
+    assert np.frombuffer(node.trim_to(2), np.int32).tolist() == [8, 9]
+    assert (node.key.tolist(), node.value.tolist(), node.end_len, node.reach_len) == ([1, 2], [7], 2, 6)
+    with pytest.raises(ValueError, match="can't split a node of 2 tokens at 2"):
+        node.trim_to(2)
+    node.add_child(np.array([5, 6], np.int32).tobytes(), np.array([9], np.int32).tobytes())
+    node.set_key_value([1, 2, 3, 4], [7, 8])
+    with pytest.raises(ValueError, match="with 1 children"):
+        node.trim_to(2)
+
+
 @pytest.mark.parametrize("pos", [-2, 0, 1, 3, 4, 6])
 def test_a_split_off_a_page_border_is_refused(pos: int):
     root, node = make_node([1, 2, 3, 4], [7, 8], page_size=2)

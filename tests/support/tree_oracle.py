@@ -81,7 +81,7 @@ class TreeOracle:
     pins: list[OraclePin] = field(default_factory=list)
     now: int = 0
     num_ids: int = 0
-    floors: list[Fraction] = field(default_factory=lambda: [Fraction(0), Fraction(0)])  # of leaves without and with pins
+    floors: list[Fraction] = field(default_factory=lambda: [Fraction(0), Fraction(0)])  # without and with pins
 
     def prefixes(self, ids: list[int], namespace: Hashable) -> list[Prefix]:
         """The page-aligned prefixes of `ids`, shortest first."""

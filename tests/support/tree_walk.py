@@ -53,7 +53,7 @@ class TreeWalk:
         self.max_pinned_len = MAX_PINNED_PAGES * page_size
         self.events = EventQueue(1_000)
         self.num_events = 0
-        self.told: dict[int, tuple[int | None, tuple[int, ...], Hashable]] = {}  # page -> parent page, tokens, namespace
+        self.told: dict[int, tuple[int | None, tuple[int, ...], Hashable]] = {}  # page -> parent, tokens, space
         self.tree = RadixTree(page_size, rule, max_pinned_tokens=self.max_pinned_len, on_event=self.events)
         self.oracle = TreeOracle(page_size, oracle_rule)
         self.held: list[Held] = []
