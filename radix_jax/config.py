@@ -45,7 +45,9 @@ class EngineConfig:
     warmup: "full" compiles every bucket at start, "lazy" on first use.
     compile_cache_dir: folder of XLA's persistent compile cache; None is the user's cache folder, "" turns it off.
     seed: seeds the requests that bring no seed of their own.
-    partial_pages, deterministic: not built yet; True is refused.
+    partial_pages: a hit goes on into a cached page whose first tokens are the prompt's next, by a copy of that page;
+        False shares whole pages alone.
+    deterministic: not built yet; True is refused.
 
     Raises:
         ValueError: a value out of its range, with the rule and the value.
@@ -67,7 +69,7 @@ class EngineConfig:
     warmup: str = "lazy"
     compile_cache_dir: str | None = None
     seed: int = 0
-    partial_pages: bool = False
+    partial_pages: bool = True
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -96,9 +98,8 @@ class EngineConfig:
             raise NotImplementedError(
                 f"attention_backend={self.attention_backend!r} is not built yet; use one of {', '.join(BUILT_BACKENDS)}"
             )
-        for name in ("partial_pages", "deterministic"):
-            if getattr(self, name):
-                raise NotImplementedError(f"{name}=True is not built yet; leave it False")
+        if self.deterministic:
+            raise NotImplementedError("deterministic=True is not built yet; leave it False")
 
 
 ENGINE_FIELDS = tuple(field.name for field in dataclasses.fields(EngineConfig))

@@ -129,9 +129,13 @@ class Engine:
         return self._eos_token_ids
 
     def warm_up(self) -> None:
-        """Compile every bucket, so that no later step has to."""
+        """Compile every bucket, those of page copies included, so that no later step has to."""
+        config = self._config
+        has_copies = config.partial_pages and config.enable_prefix_cache and config.page_size > 1
         for bucket in self._buckets.all():
             self._runner.compile(bucket, "warmup")
+            if has_copies and bucket.kind == "prefill":
+                self._runner.compile(bucket.copies, "warmup")
 
     def add_request(
         self,
@@ -247,7 +251,11 @@ class Engine:
 
     def _new_bookkeeping(self) -> tuple[PrefixCache, Scheduler]:
         config = self._config
-        tree = RadixTree(page_size=config.page_size, eviction_policy=config.eviction_policy)
+        tree = RadixTree(
+            page_size=config.page_size,
+            eviction_policy=config.eviction_policy,
+            partial_pages=config.partial_pages,
+        )
         cache = PrefixCache(tree, PagePool(self._num_pages))
         scheduler = Scheduler(
             page_size=config.page_size,
