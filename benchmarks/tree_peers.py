@@ -66,15 +66,16 @@ class PrefixIndex(Protocol):
 class OurTree:
     """`RadixTree`. Keys are int32 ids, values int32 page ids.
 
-    resume: at its end a request inserts from the node that it has locked, and not from the root.
+    resume: at its end a request inserts from the node that it has locked, and not from the root. partial_pages: a match
+    also looks for a page that begins with the next tokens. No other cache does either, so both are off at first.
     """
 
     name = "radix_jax"
 
-    def __init__(self, page_size: int, resume: bool = False) -> None:
+    def __init__(self, page_size: int, resume: bool = False, partial_pages: bool = False) -> None:
         self.page_size = page_size
         self._resume = resume
-        self.tree = RadixTree(page_size=page_size)
+        self.tree = RadixTree(page_size=page_size, partial_pages=partial_pages)
 
     def prepare_keys(self, ids: Ids, prompt_len: int) -> tuple[Ids, Ids]:
         """The ids as they are."""

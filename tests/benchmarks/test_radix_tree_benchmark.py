@@ -28,7 +28,7 @@ SMALL = TraceShape(
     user_len=(5, 30),
     output_len=(5, 40),
 )
-MAKERS = {"radix_jax": OurTree, "resumed": partial(OurTree, resume=True), "page hashes": PageHashes}
+MAKERS = {"radix_jax": OurTree, "resumed": partial(OurTree, resume=True, partial_pages=True), "page hashes": PageHashes}
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +230,7 @@ def test_table_compares_with_ours() -> None:
     assert lines[-1] == "a processor, 2 processors, Python 3.11.7, numpy 2.4.6"
 
 
+@pytest.mark.slow
 def test_one_json_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["--json", "--requests", "60", "--leaves", "50,100", "--repeats", "1"]
     monkeypatch.setattr("sys.argv", ["radix_tree", *arguments])
