@@ -214,7 +214,6 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts since the engine started, and the pages of now."""
         counts: SchedulerStats = self._scheduler.stats
-        tree, page_size = self._cache.tree, self._config.page_size
         num_padded = sum(counts.num_padded_tokens.values())
         return EngineStats(
             hit_rate=counts.num_cached_tokens / max(1, counts.num_prompt_tokens),
@@ -224,8 +223,8 @@ class Engine:
             num_output_tokens=counts.num_output_tokens,
             num_evicted_tokens=self._cache.num_evicted_tokens,
             num_free_pages=self._cache.pool.num_free,
-            num_evictable_pages=tree.evictable_size // page_size,
-            num_protected_pages=tree.protected_size // page_size,
+            num_evictable_pages=self._cache.num_evictable,
+            num_protected_pages=self._cache.num_protected,
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
             num_prefill_steps=counts.num_steps["prefill"],

@@ -29,6 +29,22 @@ class PrefixHandle:
         self.num_locks = 0
 
 
+class TailHandle:
+    """A cached page of fewer tokens than page_size, which continues a prefix: to lock, copy from, and unlock.
+
+    owner: the tails it belongs to. place: the prefix in front of it. ids: its tokens, as bytes. page: holds their KV.
+    """
+
+    __slots__ = ("ids", "num_locks", "owner", "page", "place")
+
+    def __init__(self, owner: object, place: Hashable, ids: bytes, page: int) -> None:
+        self.owner = owner
+        self.place = place
+        self.ids = ids
+        self.page = page
+        self.num_locks = 0
+
+
 class MatchResult(NamedTuple):
     """The longest cached prefix of a key.
 
@@ -42,7 +58,7 @@ class MatchResult(NamedTuple):
     handle: PrefixHandle
     donor_page: int | None
     donor_len: int
-    donor_handle: PrefixHandle | None
+    donor_handle: PrefixHandle | TailHandle | None
 
 
 class InsertResult(NamedTuple):

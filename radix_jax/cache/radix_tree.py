@@ -67,6 +67,11 @@ class RadixTree:
         return self._page_size
 
     @property
+    def partial_pages(self) -> bool:
+        """Whether matches name donors."""
+        return self._partial_pages
+
+    @property
     def version(self) -> int:
         """Rises whenever prefixes come or go; while it stays, a match finds what it found before."""
         return self._version

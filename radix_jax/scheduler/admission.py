@@ -105,9 +105,11 @@ class Admission:
     def release(self, state: RequestState) -> None:
         """Give back all that a running request holds, its reservation included."""
         assert state.handle is not None
-        self.end_copy(state)
+        had_copy = self.end_copy(state)
         self._num_pages_to_come -= state.num_pages_to_come
-        self._cache.release(state.handle, state.pages)
+        # A page that a copy was meant for may never have been written.
+        ids = state.tokens[: state.num_computed] if self._enable_prefix_cache and not had_copy else ()
+        self._cache.release(state.handle, state.pages, ids, state.request.namespace)
         state.drop_pages()
 
     def check_integrity(self, running: Iterable[RequestState]) -> None:
@@ -150,7 +152,7 @@ class Admission:
             raise AssertionError(f"{state.request_id!r} has only one of copy {state.copy} and {state.donor_handle}")
         if state.copy is None or state.donor_handle is None or state.handle is None:
             return
-        if not (state.donor_handle.node.in_tree and state.donor_handle.num_locks):
+        if not state.donor_handle.num_locks:
             raise AssertionError(f"{state.request_id!r} copies page {state.copy.source}, which is not locked")
         covered_len, page_size = state.handle.cached_len, self._cache.page_size
         if state.copy.target != state.pages[covered_len // page_size] or not (

@@ -5,7 +5,7 @@ from collections.abc import Hashable
 import numpy as np
 from jaxtyping import Int32
 
-from radix_jax.cache.handles import PrefixHandle
+from radix_jax.cache.handles import PrefixHandle, TailHandle
 from radix_jax.cache.keys import namespace_key
 from radix_jax.plan import PageCopy
 from radix_jax.request import FinishReason, Request
@@ -58,7 +58,7 @@ class RequestState:
         self.num_pages: int = 0
         self.handle: PrefixHandle | None = None
         self.copy: PageCopy | None = None
-        self.donor_handle: PrefixHandle | None = None
+        self.donor_handle: PrefixHandle | TailHandle | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None
 
