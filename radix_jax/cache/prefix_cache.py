@@ -76,8 +76,8 @@ class PrefixCache:
         return self._num_evicted_tokens
 
     def match_prefix(self, ids: TokenIds, namespace: Hashable = None, start: PrefixHandle | None = None) -> MatchResult:
-        """As `RadixTree.match_prefix`, and the donor may be a tail. Lock the handle before anything is allocated for the
-        same request, and then the donor's, if it is to be used.
+        """As `RadixTree.match_prefix`, and the donor may be a tail. Lock the handle, and the donor's where it is used,
+        before anything is allocated for the same request.
 
         A request that has to match again passes its last handle as `start`, so that its hits count once.
         """
