@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from radix_jax.cache.errors import HandleError
-from radix_jax.cache.keys import TOKEN_BYTES, TokenIds, namespace_key, token_bytes
+from radix_jax.cache.keys import TOKEN_BYTES, KeyBytes, TokenIds, key_bytes, namespace_key
 from radix_jax.cache.node import EVICTED, RadixTreeNode
 
 _NUM_CHECKED = 64  # tokens of a resumed match that are compared again, to find wrong use
@@ -77,7 +77,7 @@ def unusable(handle: PrefixHandle, tree: object) -> HandleError:
 
 def resume(
     start: PrefixHandle, tree: object, ids: TokenIds, namespace: Hashable
-) -> tuple[RadixTreeNode | None, bytes, int]:
+) -> tuple[RadixTreeNode | None, KeyBytes, int]:
     """The lowest node left of `start`, the bytes of the ids from a little in front of its end on, and that end in them.
 
     None in the place of the node, and all the bytes, if nothing is left.
@@ -92,13 +92,13 @@ def resume(
     if node.end_len == EVICTED:
         node = node.find_living()
     if node.parent is None:
-        return None, token_bytes(ids), 0
+        return None, key_bytes(ids), 0
     edge, end_len = node.edge, node.end_len
     end = min(len(edge), _NUM_CHECKED * TOKEN_BYTES)
-    key = token_bytes(ids[end_len - end // TOKEN_BYTES :])
+    key = key_bytes(ids[end_len - end // TOKEN_BYTES :])
     if (
         len(ids) < end_len
-        or not edge.endswith(key[:end])
+        or not edge.endswith(bytes(key[:end]))
         or (node.namespace is not namespace and namespace_key(node.namespace) != namespace_key(namespace))
     ):
         raise HandleError(

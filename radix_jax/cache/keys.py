@@ -7,8 +7,11 @@ from jaxtyping import Int32
 
 TOKEN_BYTES = 4  # of an int32 token id
 TokenIds = Sequence[int | np.integer] | np.ndarray
+KeyBytes = bytes | memoryview
 
 INT32 = np.dtype(np.int32)  # numpy is quicker with a dtype than with a scalar type
+_LONGEST_COPY = 8192  # tokens up to which copying a key costs less than slicing views of it
+
 _INT32_RANGE = np.iinfo(np.int32)
 _FIRST_CHUNK = 4096  # tokens that one numpy comparison costs about as much as its overhead
 _CHUNK_GROWTH = 4
@@ -50,6 +53,17 @@ def token_bytes(ids: TokenIds) -> bytes:
     return to_int32(ids, "token ids").tobytes()
 
 
+def key_bytes(ids: TokenIds) -> KeyBytes:
+    """As `token_bytes`, but of a long array a view, since the copy would take longer than all comparisons.
+
+    Raises:
+        ValueError: as `to_int32`.
+    """
+    if len(ids) > _LONGEST_COPY:
+        return np.ascontiguousarray(to_int32(ids, "token ids")).data.cast("B")
+    return token_bytes(ids)
+
+
 def check_num_pages(num_given: int, num_tokens: int, page_size: int) -> int:
     """Full pages of `num_tokens` tokens, which `num_given` page ids cover.
 
@@ -65,7 +79,7 @@ def check_num_pages(num_given: int, num_tokens: int, page_size: int) -> int:
     return num_pages
 
 
-def common_len(edge: bytes, key: bytes, start: int) -> int:
+def common_len(edge: bytes, key: KeyBytes, start: int) -> int:
     """Tokens of `edge` that `key` repeats from byte `start` on.
 
     Looks through chunks that grow, so that an early difference in a long edge costs little.

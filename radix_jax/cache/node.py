@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from radix_jax.cache.keys import INT32, TOKEN_BYTES, TokenIds, common_len, to_int32, token_bytes
+from radix_jax.cache.keys import INT32, TOKEN_BYTES, KeyBytes, TokenIds, common_len, to_int32, token_bytes
 
 EVICTED = -1  # end_len of a node that has left its tree
 NO_PAGES = np.empty(0, np.int32)
@@ -192,12 +192,14 @@ class RadixTreeNode:
 
 
 def descend(
-    top: RadixTreeNode, key: bytes, offset: int, page_bytes: int
+    top: RadixTreeNode, key: KeyBytes, offset: int, page_bytes: int
 ) -> tuple[list[RadixTreeNode], RadixTreeNode | None, int]:
     """Follow `key` from byte `offset` down from `top`: nodes wholly matched, the one matched in part, tokens of it.
 
-    page_bytes: bytes of a page of token ids; matches end where a page ends.
+    page_bytes: bytes of a page of token ids; matches end where a page ends. A whole edge is compared at once, in place.
     """
+    if isinstance(key, memoryview):
+        return _descend_view(top, key, offset, page_bytes)
     key_len = len(key)
     path: list[RadixTreeNode] = []
     children = top.children
@@ -207,6 +209,27 @@ def descend(
             break
         edge = node.edge
         if not key.startswith(edge, offset):
+            num_common = common_len(edge, key, offset)
+            return path, node, num_common - num_common % (page_bytes // TOKEN_BYTES)
+        path.append(node)
+        offset += len(edge)
+        children = node.children
+    return path, None, 0
+
+
+def _descend_view(
+    top: RadixTreeNode, key: memoryview, offset: int, page_bytes: int
+) -> tuple[list[RadixTreeNode], RadixTreeNode | None, int]:
+    """As `descend`: slices of a view are no copies. `bytes.startswith` takes them; a view has no such method."""
+    path: list[RadixTreeNode] = []
+    children = top.children
+    while offset < len(key):
+        node = children.get(bytes(key[offset : offset + page_bytes]))
+        if node is None:
+            break
+        edge = node.edge
+        rest = key[offset : offset + len(edge)]
+        if len(rest) < len(edge) or not edge.startswith(rest):
             num_common = common_len(edge, key, offset)
             return path, node, num_common - num_common % (page_bytes // TOKEN_BYTES)
         path.append(node)

@@ -12,8 +12,8 @@ from radix_jax.cache.eviction import EvictionPolicy
 from radix_jax.cache.eviction_rules import Rule, make_policy
 from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle, resume, unusable
 from radix_jax.cache.integrity import check_nodes, check_sizes
-from radix_jax.cache.keys import INT32, TOKEN_BYTES, TokenIds, check_num_pages, to_int32, token_bytes
-from radix_jax.cache.node import EVICTED, NO_PAGES, RadixTreeNode, descend, join_pages, path_to, raise_priority
+from radix_jax.cache.keys import INT32, TOKEN_BYTES, KeyBytes, TokenIds, check_num_pages, key_bytes, to_int32
+from radix_jax.cache.node import NO_PAGES, RadixTreeNode, descend, join_pages, path_to, raise_priority
 from radix_jax.cache.pins import Pin, PinnedLast
 from radix_jax.cache.roots import Roots
 from radix_jax.cache.snapshot import take_snapshot
@@ -117,11 +117,10 @@ class RadixTree:
         if start is not None:
             path[:0] = path_to(top)
         last = path[-1] if path else top
-        cached_len = last.end_len
-        donor = NO_DONOR
+        cached_len, donor = last.end_len, NO_DONOR
         if self._partial_pages and last.children:
             first_byte = len(key) - (len(ids) - cached_len) * TOKEN_BYTES
-            donor = find_donor(self, last, key[first_byte : first_byte + self._page_bytes])
+            donor = find_donor(self, last, bytes(key[first_byte : first_byte + self._page_bytes]))
         if not path:
             return MatchResult(0, NO_PAGES, PrefixHandle(self, self._roots.nothing, 0), *donor)
         self._touch(last)
@@ -134,7 +133,7 @@ class RadixTree:
         Raises:
             ValueError, TypeError: as `match_prefix`.
         """
-        path, _, partial_len = descend(self._roots.find(namespace), token_bytes(ids), 0, self._page_bytes)
+        path, _, partial_len = descend(self._roots.find(namespace), key_bytes(ids), 0, self._page_bytes)
         return partial_len + (path[-1].end_len if path else 0)
 
     def match_pages(self, ids: TokenIds, namespace: Hashable = None) -> Int32[np.ndarray, " P"]:
@@ -143,11 +142,9 @@ class RadixTree:
         Raises:
             ValueError, TypeError: as `match_prefix`.
         """
-        path, partial, partial_len = descend(self._roots.find(namespace), token_bytes(ids), 0, self._page_bytes)
-        pages = join_pages(path)
-        if partial is None:
-            return pages
-        return np.concatenate([pages, partial.value[: partial_len // self._page_size]])
+        path, partial, partial_len = descend(self._roots.find(namespace), key_bytes(ids), 0, self._page_bytes)
+        rest = NO_PAGES if partial is None else partial.value[: partial_len // self._page_size]
+        return np.concatenate([join_pages(path), rest])
 
     def insert_prefix(
         self,
@@ -184,7 +181,7 @@ class RadixTree:
             if node is self._roots.nothing:
                 node = self._roots.add(namespace)
             first_byte = len(key) - (len(token_ids) - cached_len) * TOKEN_BYTES
-            edge = key[first_byte : first_byte + (full_len - cached_len) * TOKEN_BYTES]
+            edge = bytes(key[first_byte : first_byte + (full_len - cached_len) * TOKEN_BYTES])
             node = node.add_child(edge, page_ids[cached_len // page_size : num_pages].tobytes())
             node.priority = priority
             node.timestamp = self._use_counter + 1
@@ -248,12 +245,10 @@ class RadixTree:
         """Take unlocked leaves out, by the policy, until at least `num_tokens` are gone or nothing is left.
 
         trim: of the last leaf take only the pages that are needed, from its end; its handles end as if it were gone.
-
-        Returns the page ids of what was taken out; they are the caller's now. Where a rule of one's own raises after
-        some were taken, these are returned, and the next call raises.
+        Returns the page ids of what was taken out; they are the caller's now.
 
         Raises:
-            ValueError: `num_tokens` is negative. Exception: what a rule of one's own raised; nothing was taken.
+            ValueError: `num_tokens` is negative. Exception: what a rule of one's own raised while nothing was taken.
         """
         if num_tokens < 0:
             raise ValueError(f"num_tokens={num_tokens} to evict is negative")
@@ -270,23 +265,24 @@ class RadixTree:
                 break  # what is out already must reach the caller
             if leaf is None:
                 break
-            surplus = num_taken + len(leaf.edge) // TOKEN_BYTES - num_tokens
-            if trim and surplus >= self._page_size:
+            pages, length = leaf.pages, leaf.length
+            if trim and (surplus := num_taken + length - num_tokens) >= self._page_size:
                 pages = leaf.trim_to(surplus - surplus % self._page_size)
+                length -= surplus - surplus % self._page_size
                 self._change(leaf)
             else:
-                pages = leaf.pages
-                self._remove(leaf)
+                self._discard(leaf)
+                parent = self._roots.remove(leaf)
+                if not parent.children and not parent.ref_count:
+                    self._change(parent)
             taken.append(pages)
-            length = len(pages) // TOKEN_BYTES * self._page_size
             num_taken += length
             if leaf.num_pins and self._pins:
                 self._pins.note_evicted(length)
             if self._on_event is not None:
                 events.append(removed_event(pages, leaf.namespace))
-        if taken:
-            self._evictable_len -= num_taken
-            self._version += 1
+        self._evictable_len -= num_taken
+        self._version += bool(taken)
         if self._on_event is not None:
             for event in events:
                 self._on_event(event)
@@ -314,8 +310,8 @@ class RadixTree:
     def pin(self, ids: TokenIds, ttl: float, now: float = 0.0, namespace: Hashable = None) -> Pin:
         """Keep the cached prefix of `ids` (whole pages; see `cached_len` of the result) until nothing else is left.
 
-        The pin ends at `now + ttl`, or with `unpin`. Both are of the caller's clock, in seconds or steps: the tree has
-        none, and ends what is over in `pin` and `expire_pins`. Pinning and its end count as uses of the prefix.
+        The pin ends at `now + ttl` by the caller's clock, in seconds or steps, or with `unpin`. What is over ends in
+        `pin` and `expire_pins`. Pinning and its end count as uses of the prefix.
 
         Raises:
             ValueError: `ttl` is not above 0; more than max_pinned_tokens would be pinned; or as `match_prefix`.
@@ -375,14 +371,12 @@ class RadixTree:
 
     def _find(
         self, ids: TokenIds, namespace: Hashable, start: PrefixHandle | None
-    ) -> tuple[RadixTreeNode, list[RadixTreeNode], bytes]:
-        """Where the search began, the nodes below it that `ids` match (the last one split to match in whole), and the
-        bytes of the ids from that place on or from a little in front of it.
-
-        The caller must touch the last node: a part in front that a split made is last in the eviction order so far.
-        """
+    ) -> tuple[RadixTreeNode, list[RadixTreeNode], KeyBytes]:
+        """Where the search began, the nodes below it that `ids` match, the last one split to do so in whole, and the
+        bytes of the ids from that place on or from a little in front of it. The caller must touch the last node: the
+        front part of a split is last in the eviction order so far."""
         if start is None:
-            top, key, offset = self._roots.find(namespace), token_bytes(ids), 0
+            top, key, offset = self._roots.find(namespace), key_bytes(ids), 0
         else:
             living, key, offset = resume(start, self, ids, namespace)
             top = living or self._roots.find(namespace)
@@ -394,20 +388,6 @@ class RadixTree:
                 self._change(partial)
             path.append(front)
         return top, path, key
-
-    def _remove(self, leaf: RadixTreeNode) -> None:
-        parent = leaf.parent
-        assert parent is not None
-        del parent.children[leaf.edge[: self._page_bytes]]
-        self._discard(leaf)
-        leaf.end_len = EVICTED
-        if leaf.reach_len > parent.reach_len:
-            parent.reach_len = leaf.reach_len
-        if not parent.children:
-            if parent.parent is None:
-                self._roots.drop(parent)
-            elif not parent.ref_count:
-                self._change(parent)
 
     def _touch(self, node: RadixTreeNode) -> None:
         """Mark the path as just used, up to the first locked node: all above it are locked too."""

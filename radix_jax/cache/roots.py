@@ -44,9 +44,17 @@ class Roots:
         root = self._roots[namespace_key(namespace)] = self._make(namespace)
         return root
 
-    def drop(self, root: RadixTreeNode) -> None:
-        """End the namespace of a root that has no children left."""
-        del self._roots[namespace_key(root.namespace)]
+    def remove(self, leaf: RadixTreeNode) -> RadixTreeNode:
+        """Take a leaf out; returns its parent. The namespace ends with its last leaf."""
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[leaf.key_fn(leaf.edge)]
+        leaf.end_len = EVICTED
+        if leaf.reach_len > parent.reach_len:
+            parent.reach_len = leaf.reach_len
+        if not parent.children and parent.parent is None:
+            del self._roots[namespace_key(parent.namespace)]
+        return parent
 
     def clear(self) -> list[RadixTreeNode]:
         """End all namespaces; returns the nodes they held, evicted and without links to their children."""

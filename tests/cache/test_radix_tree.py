@@ -314,7 +314,7 @@ def test_a_resumed_match_reads_only_what_is_new(monkeypatch: pytest.MonkeyPatch)
         tree.insert_prefix(ids[:end], range(end // 16))
     handle = tree.match_prefix(ids[:7_680]).handle
     read: list[int] = []
-    monkeypatch.setattr("radix_jax.cache.handles.token_bytes", lambda ids: (read.append(len(ids)), ids.tobytes())[1])
+    monkeypatch.setattr("radix_jax.cache.handles.key_bytes", lambda ids: (read.append(len(ids)), ids.tobytes())[1])
     assert tree.match_prefix(ids, start=handle).cached_len == 8_192
     assert read == [512 + 64]
 
@@ -487,6 +487,34 @@ def test_a_long_match_compares_each_edge_once(monkeypatch: pytest.MonkeyPatch):
     ids[5_000] += 1
     assert tree.match_len(ids) == 4_992
     assert searched == [4_608]
+
+
+@pytest.mark.parametrize("length", [8_192, 8_193, 20_000])
+def test_keys_too_long_to_copy_match_as_short_ones_do(length: int):
+    tree = RadixTree(page_size=16)
+    ids = np.arange(length, dtype=np.int32)
+    num_pages = length // 16
+    for end in (4_096, 4_112, length):
+        tree.insert_prefix(ids[:end].copy(), np.arange(end // 16))
+    assert [node.num_hits for node in tree.snapshot().nodes if node.state != "root"] == [0, 0, 0]
+    assert tree.match_prefix(ids.tolist()).cached_len == num_pages * 16
+    assert tree.match_pages(ids[::-1].copy()[::-1]).tolist() == list(range(num_pages))
+    for place in (0, 15, 16, 4_095, 4_100, 5_000, num_pages * 16 - 1):
+        other = ids.copy()
+        other[place] = -1
+        assert tree.match_len(other) == place // 16 * 16
+    assert tree.match_len(np.concatenate([ids, ids])) == num_pages * 16
+    half = tree.match_prefix(ids[:6_000])
+    assert (half.cached_len, half.pages.tolist()) == (6_000, list(range(375)))
+    more = np.concatenate([ids[: num_pages * 16], -ids])
+    start = tree.match_prefix(ids).handle
+    inserted = tree.insert_prefix(more, np.arange(len(more) // 16) + 10_000, start=start)
+    assert inserted.cached_len == num_pages * 16
+    assert tree.match_prefix(more, start=start).pages.tolist()[num_pages:] == [
+        10_000 + page for page in range(num_pages, len(more) // 16)
+    ]
+    assert tree.match_len(more) == len(more) // 16 * 16
+    tree.check_integrity()
 
 
 def test_nodes_have_the_textbooks_parts():
