@@ -1,7 +1,7 @@
 """The pytrees that cross to the device, and the letters of their shapes.
 
 B row (a request's share of a step) · T query token, all rows flat · S kv token · P page (of a row, or of the pool)
-K page_size · L layer · N q head · G kv head · H head_dim · D model · F ffn · V vocabulary · W = 2 * G * H
+C page copy · K page_size · L layer · N q head · G kv head · H head_dim · D model · F ffn · V vocabulary · W = 2 * G * H
 
 The pool is one flat array `kv[L * P, K, W]`: page p of layer l is row `l * num_pages + p`. Lanes of one token:
 
@@ -88,6 +88,18 @@ class SamplingInputs:
     seed: UInt32[Array, "B 2"]
     sample_index: Int32[Array, " B"]
     position: Int32[Array, " B"]
+
+
+@register_pytree
+@dataclass(frozen=True)
+class PageCopies:
+    """Pages to copy before a step, within each layer.
+
+    sources, targets: page ids of one layer. Padding copies page 0 to `num_pages`, which is no page, and is dropped.
+    """
+
+    sources: Int32[Array, " C"]
+    targets: Int32[Array, " C"]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,18 @@ Warmup = Literal["lazy", "full"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 SCHEDULE_POLICIES = ("lpm", "fcfs", "shortest-prefill-first")
-EVICTION_POLICIES = ("lru",)
+EVICTION_POLICIES = (
+    "lru",
+    "lfu",
+    "fifo",
+    "filo",
+    "mru",
+    "priority",
+    "slru",
+    "tlru",
+    "reuse-credit",
+    "cost-aware",
+)
 BUILT_BACKENDS = ("auto", "xla")
 
 
@@ -24,14 +35,19 @@ class EngineConfig:
     max_running_requests: rows that decode together.
     max_prefill_tokens: tokens a prefill step computes; longer prompts are prefilled in chunks.
     schedule_policy: "lpm" (longest prefix match, with aging), "fcfs" or "shortest-prefill-first".
-    eviction_policy: which unlocked leaf goes first; "lru".
+    eviction_policy: which unlocked leaf goes first: "lru" or "mru" (least or most recently used), "lfu" (least often),
+        "fifo" or "filo" (by creation), "priority" (lowest), "slru" (what was reused twice last), "tlru" (first what a
+        next turn can soon recompute), "reuse-credit" (age, less for what was reused) or "cost-aware" (first what is
+        cheap to recompute); `radix_jax.cache.eviction_rules.make_policy` has the exact rules.
     enable_prefix_cache: False computes every prompt in full.
     dtype, kv_dtype: of weights and of the pool; None is float32 on CPU and bfloat16 on accelerators.
     attention_backend: "auto" picks by platform.
     warmup: "full" compiles every bucket at start, "lazy" on first use.
     compile_cache_dir: folder of XLA's persistent compile cache; None is the user's cache folder, "" turns it off.
     seed: seeds the requests that bring no seed of their own.
-    partial_pages, deterministic: not built yet; True is refused.
+    partial_pages: a hit goes on into a cached page whose first tokens are the prompt's next, by a copy of that page;
+        False shares whole pages alone.
+    deterministic: not built yet; True is refused.
 
     Raises:
         ValueError: a value out of its range, with the rule and the value.
@@ -53,7 +69,7 @@ class EngineConfig:
     warmup: str = "lazy"
     compile_cache_dir: str | None = None
     seed: int = 0
-    partial_pages: bool = False
+    partial_pages: bool = True
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -82,9 +98,8 @@ class EngineConfig:
             raise NotImplementedError(
                 f"attention_backend={self.attention_backend!r} is not built yet; use one of {', '.join(BUILT_BACKENDS)}"
             )
-        for name in ("partial_pages", "deterministic"):
-            if getattr(self, name):
-                raise NotImplementedError(f"{name}=True is not built yet; leave it False")
+        if self.deterministic:
+            raise NotImplementedError("deterministic=True is not built yet; leave it False")
 
 
 ENGINE_FIELDS = tuple(field.name for field in dataclasses.fields(EngineConfig))

@@ -129,9 +129,13 @@ class Engine:
         return self._eos_token_ids
 
     def warm_up(self) -> None:
-        """Compile every bucket, so that no later step has to."""
+        """Compile every bucket, those of page copies included, so that no later step has to."""
+        config = self._config
+        has_copies = config.partial_pages and config.enable_prefix_cache and config.page_size > 1
         for bucket in self._buckets.all():
             self._runner.compile(bucket, "warmup")
+            if has_copies and bucket.kind == "prefill":
+                self._runner.compile(bucket.copies, "warmup")
 
     def add_request(
         self,
@@ -229,7 +233,6 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts so far, and the pages of now."""
         counts: SchedulerStats = self._scheduler.stats
-        tree, page_size = self._cache.tree, self._config.page_size
         num_padded = sum(counts.num_padded_tokens.values())
         return EngineStats(
             hit_rate=counts.num_cached_tokens / max(1, counts.num_prompt_tokens),
@@ -239,8 +242,8 @@ class Engine:
             num_output_tokens=counts.num_output_tokens,
             num_evicted_tokens=self._cache.num_evicted_tokens,
             num_free_pages=self._cache.pool.num_free,
-            num_evictable_pages=tree.evictable_size // page_size,
-            num_protected_pages=tree.protected_size // page_size,
+            num_evictable_pages=self._cache.num_evictable,
+            num_protected_pages=self._cache.num_protected,
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
             num_prefill_steps=counts.num_steps["prefill"],
@@ -267,7 +270,11 @@ class Engine:
 
     def _new_bookkeeping(self) -> tuple[PrefixCache, Scheduler]:
         config = self._config
-        tree = RadixTree(page_size=config.page_size, eviction_policy=config.eviction_policy)
+        tree = RadixTree(
+            page_size=config.page_size,
+            eviction_policy=config.eviction_policy,
+            partial_pages=config.partial_pages,
+        )
         cache = PrefixCache(tree, PagePool(self._num_pages))
         scheduler = Scheduler(
             page_size=config.page_size,

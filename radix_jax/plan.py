@@ -9,19 +9,38 @@ from jaxtyping import Int32
 from radix_jax.request import Request
 
 StepKind = Literal["prefill", "decode"]
+BucketKind = Literal["prefill", "decode", "copy"]
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The padded shape of a step: one compiled program a bucket.
+    """The padded shape of a step, or of the page copies in front of it: one compiled program a bucket.
 
-    num_tokens: T, num_rows: B, num_pages: P, page-table entries a row.
+    num_tokens: T, num_rows: B, num_pages: P, page-table entries a row. Copies: one page a row, no token computed.
     """
 
-    kind: StepKind
+    kind: BucketKind
     num_tokens: int
     num_rows: int
     num_pages: int
+
+    @property
+    def copies(self) -> "Bucket":
+        """The bucket of the copies that a step of this one begins with."""
+        return Bucket("copy", 0, self.num_rows, 1)
+
+
+@dataclass(frozen=True)
+class PageCopy:
+    """KV to copy before a step: the first `num_tokens` tokens of page `source`, which is cached, to page `target`.
+
+    `target` is a fresh page of one row. What the copy writes behind num_tokens is undefined; the step overwrites it or
+    nobody reads it.
+    """
+
+    source: int
+    target: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +48,7 @@ class StepRow:
     """One request's share of a step: tokens [start, start + len(token_ids)) of its prompt + output.
 
     pages: page ids that cover [0, end). samples: the row's last token yields a new one (decode, or the last chunk).
+    copy: where the tokens in front of `start`, back to the start of its page, come from; None where they are in place.
     """
 
     request: Request
@@ -36,6 +56,7 @@ class StepRow:
     start: int
     pages: Int32[np.ndarray, " P"]
     samples: bool
+    copy: PageCopy | None = None
 
     @property
     def end(self) -> int:
@@ -55,3 +76,8 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens computed, padding not counted."""
         return sum(len(row.token_ids) for row in self.rows)
+
+    @property
+    def copies(self) -> tuple[PageCopy, ...]:
+        """What is copied before anything is computed, at most one page a row."""
+        return tuple(row.copy for row in self.rows if row.copy is not None)

@@ -1,4 +1,4 @@
-"""Write new keys and values into the page pool."""
+"""Write new keys and values into the page pool, and copy pages inside it."""
 
 import jax
 import jax.numpy as jnp
@@ -26,3 +26,21 @@ def write_kv(
     lanes = jnp.pad(lanes, ((0, 0), (0, width - lanes.shape[1])))
     pages = write_slots // page_size + page_offset
     return kv_pages.at[pages, write_slots % page_size].set(lanes, mode="drop", unique_indices=True)
+
+
+def copy_pages(
+    kv_pages: KVPool, sources: Int32[jax.Array, " C"], targets: Int32[jax.Array, " C"], *, num_layers: int
+) -> KVPool:
+    """The pool with page sources[c] copied to page targets[c] in every layer.
+
+    All sources are read before any target is written. Targets differ from each other; those that are no page of a layer
+    are padding and dropped. Updates in place when the pool is donated.
+    """
+    num_pages = kv_pages.shape[0] // num_layers
+    layers = jnp.arange(num_layers, dtype=jnp.int32)[:, None]
+    offsets = layers * num_pages
+    # Padding lies past the pool, each at a place of its own; plus an offset it would be a page of the next layer.
+    past = kv_pages.shape[0] + layers * targets.shape[0] + jnp.arange(targets.shape[0], dtype=jnp.int32)
+    places = jnp.where(targets < num_pages, targets + offsets, past)
+    copied = kv_pages.at[sources + offsets].get(mode="promise_in_bounds")
+    return kv_pages.at[places].set(copied, mode="drop", unique_indices=True)

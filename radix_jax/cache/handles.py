@@ -1,11 +1,16 @@
 """What the tree hands out: handles and the results of match and insert."""
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
 
-from radix_jax.cache.node import RadixTreeNode
+from radix_jax.cache.errors import HandleError
+from radix_jax.cache.keys import TOKEN_BYTES, KeyBytes, TokenIds, key_bytes, namespace_key
+from radix_jax.cache.node import EVICTED, RadixTreeNode
+
+_NUM_CHECKED = 64  # tokens of a resumed match that are compared again, to find wrong use
 
 
 class PrefixHandle:
@@ -24,12 +29,28 @@ class PrefixHandle:
         self.num_locks = 0
 
 
+class TailHandle:
+    """A cached page of fewer tokens than page_size, which continues a prefix: to lock, copy from, and unlock.
+
+    owner: the tails it belongs to. place: the prefix in front of it. ids: its tokens, as bytes. page: holds their KV.
+    """
+
+    __slots__ = ("ids", "num_locks", "owner", "page", "place")
+
+    def __init__(self, owner: object, place: Hashable, ids: bytes, page: int) -> None:
+        self.owner = owner
+        self.place = place
+        self.ids = ids
+        self.page = page
+        self.num_locks = 0
+
+
 class MatchResult(NamedTuple):
     """The longest cached prefix of a key.
 
     cached_len: its tokens, a multiple of page_size. pages: its page ids, read-only, safe to use while the handle is
-    locked. handle: covers exactly cached_len tokens. donor_page, donor_len, donor_handle: the page whose first
-    donor_len tokens continue the match; None, 0 and None as long as partial pages are not built.
+    locked. handle: covers exactly cached_len tokens. donor_page, donor_len: the page whose first donor_len < page_size
+    tokens continue the match, to be copied while donor_handle, which covers it, is locked; None, 0, None: no such page.
     """
 
     cached_len: int
@@ -37,7 +58,7 @@ class MatchResult(NamedTuple):
     handle: PrefixHandle
     donor_page: int | None
     donor_len: int
-    donor_handle: PrefixHandle | None
+    donor_handle: PrefixHandle | TailHandle | None
 
 
 class InsertResult(NamedTuple):
@@ -45,3 +66,43 @@ class InsertResult(NamedTuple):
 
     cached_len: int
     handle: PrefixHandle
+
+
+def unusable(handle: PrefixHandle, tree: object) -> HandleError:
+    """Why `tree` can't use `handle`."""
+    if handle.owner is not tree:
+        return HandleError("the handle is of another tree; use it with the tree that made it")
+    return HandleError(f"the handle's {handle.cached_len} tokens were evicted or reset; match again")
+
+
+def resume(
+    start: PrefixHandle, tree: object, ids: TokenIds, namespace: Hashable
+) -> tuple[RadixTreeNode | None, KeyBytes, int]:
+    """The lowest node left of `start`, the bytes of the ids from a little in front of its end on, and that end in them.
+
+    None in the place of the node, and all the bytes, if nothing is left.
+
+    Raises:
+        HandleError: the handle is of another tree, or it is not of these ids and this namespace, as far as its last 64
+        tokens show.
+    """
+    if start.owner is not tree:
+        raise unusable(start, tree)
+    node = start.node
+    if node.end_len == EVICTED:
+        node = node.find_living()
+    if node.parent is None:
+        return None, key_bytes(ids), 0
+    edge, end_len = node.edge, node.end_len
+    end = min(len(edge), _NUM_CHECKED * TOKEN_BYTES)
+    key = key_bytes(ids[end_len - end // TOKEN_BYTES :])
+    if (
+        len(ids) < end_len
+        or not edge.endswith(bytes(key[:end]))
+        or (node.namespace is not namespace and namespace_key(node.namespace) != namespace_key(namespace))
+    ):
+        raise HandleError(
+            f"start leads to {end_len} tokens in namespace {node.namespace!r}, but the {len(ids)} ids in namespace "
+            f"{namespace!r} don't begin with them; pass a handle of an earlier match of these ids"
+        )
+    return node, key, end

@@ -7,8 +7,11 @@ from jaxtyping import Int32
 
 TOKEN_BYTES = 4  # of an int32 token id
 TokenIds = Sequence[int | np.integer] | np.ndarray
+KeyBytes = bytes | memoryview
 
-_INT32 = np.dtype(np.int32)
+INT32 = np.dtype(np.int32)  # numpy is quicker with a dtype than with a scalar type
+_LONGEST_COPY = 8192  # tokens up to which copying a key costs less than slicing views of it
+
 _INT32_RANGE = np.iinfo(np.int32)
 _FIRST_CHUNK = 4096  # tokens that one numpy comparison costs about as much as its overhead
 _CHUNK_GROWTH = 4
@@ -20,7 +23,7 @@ def to_int32(values: TokenIds, what: str) -> Int32[np.ndarray, " N"]:
     Raises:
         ValueError: not flat, not integers, or a value outside int32 (which would wrap onto another id).
     """
-    if isinstance(values, np.ndarray) and values.dtype is _INT32 and values.ndim == 1:
+    if isinstance(values, np.ndarray) and values.dtype is INT32 and values.ndim == 1:
         return values
     array = np.asarray(values)
     if array.ndim != 1:
@@ -45,17 +48,45 @@ def token_bytes(ids: TokenIds) -> bytes:
     Raises:
         ValueError: as `to_int32`.
     """
+    if type(ids) is np.ndarray and ids.dtype is INT32 and ids.ndim == 1:  # the usual case, without a second call
+        return ids.tobytes()
     return to_int32(ids, "token ids").tobytes()
 
 
-def common_len(edge: bytes, key: bytes, start: int) -> int:
+def key_bytes(ids: TokenIds) -> KeyBytes:
+    """As `token_bytes`, but of a long array a view, since the copy would take longer than all comparisons.
+
+    Raises:
+        ValueError: as `to_int32`.
+    """
+    if len(ids) > _LONGEST_COPY:
+        return np.ascontiguousarray(to_int32(ids, "token ids")).data.cast("B")
+    return token_bytes(ids)
+
+
+def check_num_pages(num_given: int, num_tokens: int, page_size: int) -> int:
+    """Full pages of `num_tokens` tokens, which `num_given` page ids cover.
+
+    Raises:
+        ValueError: they are neither one a full page, nor one more where a tail is left.
+    """
+    num_pages = num_tokens // page_size
+    if num_given != num_pages and num_given != -(-num_tokens // page_size):
+        raise ValueError(
+            f"{num_given} pages for {num_tokens} tokens at page_size={page_size}; pass {num_pages} page ids, one a "
+            "full page, or one more if a tail is left"
+        )
+    return num_pages
+
+
+def common_len(edge: bytes, key: KeyBytes, start: int) -> int:
     """Tokens of `edge` that `key` repeats from byte `start` on.
 
     Looks through chunks that grow, so that an early difference in a long edge costs little.
     """
     limit = min(len(edge), len(key) - start) // TOKEN_BYTES
-    ours = np.frombuffer(edge, np.int32, limit)
-    theirs = np.frombuffer(key, np.int32, limit, start)
+    ours = np.frombuffer(edge, INT32, limit)
+    theirs = np.frombuffer(key, INT32, limit, start)
     done = 0
     chunk = _FIRST_CHUNK
     while done < limit:
@@ -76,6 +107,8 @@ def namespace_key(namespace: Hashable) -> Hashable:
     Raises:
         TypeError: `namespace` is not hashable.
     """
+    if namespace is None or type(namespace) is str:
+        return namespace  # equal to nothing of another type, nor to the tuples below
     try:
         hash(namespace)
     except TypeError as error:

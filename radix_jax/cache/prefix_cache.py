@@ -7,10 +7,13 @@ import numpy as np
 from jaxtyping import Int32
 
 from radix_jax.cache.errors import HandleError, IntegrityError, OutOfPages
-from radix_jax.cache.handles import MatchResult, PrefixHandle
-from radix_jax.cache.keys import TokenIds, to_int32
+from radix_jax.cache.handles import MatchResult, PrefixHandle, TailHandle
+from radix_jax.cache.keys import TokenIds, to_int32, token_bytes
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.radix_tree import RadixTree
+from radix_jax.cache.tails import Tails
+
+_TAIL_SHARE = 8  # one page in so many may be a tail
 
 
 class CommitResult(NamedTuple):
@@ -21,7 +24,11 @@ class CommitResult(NamedTuple):
 
 
 class PrefixCache:
-    """What a scheduler calls. A page belongs to the pool (free), to the tree (cached) or to one request (private).
+    """What a scheduler calls. A page belongs to the pool (free), to the tree or the tails (cached), or to one request
+    (private).
+
+    Tails are the pages that ended requests filled in part, kept where the tree has partial pages: donors like the
+    tree's pages, an eighth of the pool at most.
 
     A request's page table starts with the tree's pages of its locked handle, `handle.cached_len / page_size` of them;
     the rest is private to the request.
@@ -30,6 +37,7 @@ class PrefixCache:
     def __init__(self, tree: RadixTree, pool: PagePool) -> None:
         self._tree = tree
         self._pool = pool
+        self._tails = Tails(pool.num_pages // _TAIL_SHARE if tree.partial_pages else 0)
         self._num_evicted_tokens = 0
 
     @property
@@ -50,28 +58,56 @@ class PrefixCache:
     @property
     def num_available(self) -> int:
         """Pages that `allocate` can give: free and evictable ones."""
-        return self._pool.num_free + self._tree.evictable_size // self.page_size
+        return self._pool.num_free + self.num_evictable
+
+    @property
+    def num_evictable(self) -> int:
+        """Cached pages that `allocate` may evict."""
+        return self._tree.evictable_size // self.page_size + self._tails.num_evictable
+
+    @property
+    def num_protected(self) -> int:
+        """Cached pages under a lock."""
+        return self._tree.protected_size // self.page_size + self._tails.num_locked
 
     @property
     def num_evicted_tokens(self) -> int:
-        """Tokens evicted so far to make room; a reset doesn't count."""
+        """Tokens of whole pages evicted so far to make room; a reset doesn't count."""
         return self._num_evicted_tokens
 
-    def match_prefix(self, ids: TokenIds, namespace: Hashable = None) -> MatchResult:
-        """As `RadixTree.match_prefix`. Lock the handle before anything is allocated for the same request."""
-        return self._tree.match_prefix(ids, namespace)
+    def match_prefix(self, ids: TokenIds, namespace: Hashable = None, start: PrefixHandle | None = None) -> MatchResult:
+        """As `RadixTree.match_prefix`, and the donor may be a tail. Lock the handle, and the donor's where it is used,
+        before anything is allocated for the same request.
+
+        A request that has to match again passes its last handle as `start`, so that its hits count once.
+        """
+        match = self._tree.match_prefix(ids, namespace, start)
+        if not len(self._tails):
+            return match
+        next_ids = token_bytes(ids[match.cached_len : match.cached_len + self.page_size])
+        found = self._tails.find(match.handle.node, namespace, next_ids)
+        if found is None or found[1] <= match.donor_len:
+            return match
+        tail, donor_len = found
+        return match._replace(donor_page=tail.page, donor_len=donor_len, donor_handle=tail)
 
     def match_len(self, ids: TokenIds, namespace: Hashable = None) -> int:
         """As `RadixTree.match_len`: changes nothing."""
         return self._tree.match_len(ids, namespace)
 
-    def lock(self, handle: PrefixHandle) -> None:
-        """As `RadixTree.lock`."""
-        self._tree.lock(handle)
+    def lock(self, handle: PrefixHandle | TailHandle) -> None:
+        """As `RadixTree.lock`, for a tail too."""
+        if isinstance(handle, TailHandle):
+            self._tails.lock(handle)
+        else:
+            self._tree.lock(handle)
 
-    def unlock(self, handle: PrefixHandle) -> None:
-        """As `RadixTree.unlock`."""
-        self._tree.unlock(handle)
+    def unlock(self, handle: PrefixHandle | TailHandle) -> None:
+        """As `RadixTree.unlock`, for a tail too."""
+        if isinstance(handle, TailHandle):
+            self._tails.unlock(handle)
+        else:
+            self._tree.unlock(handle)
 
     def allocate(self, num_pages: int) -> Int32[np.ndarray, " P"]:
         """Take `num_pages` pages for one request, evicting unlocked prefixes if too few are free.
@@ -82,15 +118,13 @@ class PrefixCache:
         """
         num_short = num_pages - self._pool.num_free
         if num_short > 0:
-            num_evictable = self._tree.evictable_size // self.page_size
+            num_evictable = self.num_evictable
             if num_short > num_evictable:
                 raise OutOfPages(
                     f"{num_pages} pages asked for; {self._pool.num_free} of {self._pool.num_pages - 1} are free and "
                     f"{num_evictable} evictable; wait until running requests finish, or raise num_pages"
                 )
-            evicted = self._tree.evict(num_short * self.page_size)
-            self._num_evicted_tokens += len(evicted) * self.page_size
-            self._pool.free(evicted)
+            self._evict(num_short)
         return self._pool.allocate(num_pages)
 
     def free(self, pages: TokenIds) -> None:
@@ -126,7 +160,8 @@ class PrefixCache:
         num_full = len(token_ids) // self.page_size
         cached = self._tree.match_pages(token_ids, namespace)
         self._check_table(page_ids, cached, num_held, len(token_ids))
-        result = self._tree.insert_prefix(token_ids, page_ids[:num_full], namespace, priority)
+        start = handle if num_held <= num_full else None
+        result = self._tree.insert_prefix(token_ids, page_ids[:num_full], namespace, priority, start)
         table = page_ids.copy()
         if num_full <= num_held:
             return CommitResult(handle, table)
@@ -136,16 +171,20 @@ class PrefixCache:
         self._pool.free(page_ids[num_held : len(cached)])
         return CommitResult(result.handle, table)
 
-    def release(self, handle: PrefixHandle, pages: TokenIds) -> None:
+    def release(self, handle: PrefixHandle, pages: TokenIds, ids: TokenIds = (), namespace: Hashable = None) -> None:
         """End a request: its private pages go back to the pool, and its handle is unlocked.
 
-        handle: the request's locked handle. pages: its page table.
+        handle: the request's locked handle. pages: its page table. ids: the tokens whose KV is in the pages; where they
+        end inside the first page behind the handle, that page is kept as a tail.
 
         Raises:
             HandleError: the handle is not locked, or of another tree. ValueError: as `PagePool.free`. Nothing changes.
         """
-        page_ids = to_int32(pages, "pages")
-        self._pool.free(page_ids[self._num_held_pages(handle) :])
+        private = to_int32(pages, "pages")[self._num_held_pages(handle) :]
+        num_kept = int(self._tree.partial_pages and 0 < len(ids) - handle.cached_len < self.page_size)
+        self._pool.free(private[num_kept:])
+        for page in private[:num_kept].tolist():
+            self._pool.free(self._tails.add(handle, namespace, token_bytes(ids[handle.cached_len :]), page))
         self._tree.unlock(handle)
 
     def reset(self) -> None:
@@ -154,6 +193,9 @@ class PrefixCache:
         Raises:
             HandleError: something is locked; nothing is dropped then.
         """
+        if self._tree.protected_size:
+            self._tree.reset()  # says what is locked
+        self._pool.free(self._tails.reset())
         self._pool.free(self._tree.reset())
 
     def check_integrity(self, private_pages: TokenIds = ()) -> None:
@@ -165,8 +207,10 @@ class PrefixCache:
             IntegrityError: names what is off.
         """
         self._tree.check_integrity()
+        self._tails.check_integrity(self.page_size)
         self._pool.check_integrity()
-        owned = np.concatenate([self._tree.owned_pages(), to_int32(private_pages, "private pages")])
+        tails = to_int32(self._tails.pages, "tails")
+        owned = np.concatenate([self._tree.owned_pages(), tails, to_int32(private_pages, "private pages")])
         outside = owned[(owned < 1) | (owned >= self._pool.num_pages)]
         if len(outside):
             raise IntegrityError(f"pages {outside.tolist()} have an owner but are not of the pool")
@@ -177,6 +221,15 @@ class PrefixCache:
             raise IntegrityError(
                 f"pages {lost} have no owner, pages {shared} have more than one of pool, tree, request"
             )
+
+    def _evict(self, num_pages: int) -> None:
+        """Make `num_pages` cached pages free. Tails go last: they are few, and hold the ends of the latest requests."""
+        lost = self._tails.evict_lost()
+        evicted = self._tree.evict(max(num_pages - len(lost), 0) * self.page_size)
+        tails = self._tails.evict(num_pages - len(lost) - len(evicted))
+        self._num_evicted_tokens += len(evicted) * self.page_size
+        for pages in (lost, evicted, tails):
+            self._pool.free(pages)
 
     def _num_held_pages(self, handle: PrefixHandle) -> int:
         """Pages at the start of the page table that belong to the tree."""

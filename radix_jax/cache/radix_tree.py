@@ -1,54 +1,75 @@
 """RadixTree: token ids -> pages of KV, shared by every request with the same prefix."""
 
-import itertools
-import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 from jaxtyping import Int32
 
-from radix_jax.cache.errors import HandleError, IntegrityError
-from radix_jax.cache.eviction import make_policy
-from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle
-from radix_jax.cache.integrity import check_nodes
-from radix_jax.cache.keys import TOKEN_BYTES, TokenIds, common_len, namespace_key, to_int32, token_bytes
-from radix_jax.cache.node import NO_PAGES, RadixTreeNode, join_pages
+from radix_jax.cache.donor import NO_DONOR, find_donor
+from radix_jax.cache.errors import HandleError
+from radix_jax.cache.events import CacheCleared, CacheEvent, PagesRemoved, removed_event, stored_event
+from radix_jax.cache.eviction import EvictionPolicy
+from radix_jax.cache.eviction_rules import Rule, make_policy
+from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle, resume, unusable
+from radix_jax.cache.integrity import check_nodes, check_sizes
+from radix_jax.cache.keys import INT32, TOKEN_BYTES, KeyBytes, TokenIds, check_num_pages, key_bytes, to_int32
+from radix_jax.cache.node import NO_PAGES, RadixTreeNode, descend, join_pages, path_to, raise_priority
+from radix_jax.cache.pins import Pin, PinnedLast
+from radix_jax.cache.roots import Roots
 from radix_jax.cache.snapshot import take_snapshot
 from radix_jax.config import check_int
-from radix_jax.viz import TreeSnapshot, render_text
+from radix_jax.viz import TreeSnapshot, TreeView, render_text
+
+_new = tuple.__new__  # a NamedTuple's own constructor is a Python function and takes twice as long
 
 
 class RadixTree:
     """A radix tree over whole pages of tokens: every edge is one or more pages long.
 
-    page_size: tokens a page. eviction_policy: which unlocked leaf goes first; "lru".
+    page_size: tokens a page. eviction_policy: which unlocked leaf goes first: a name, or a function NodeView -> sort
+    key, smallest first; see `make_policy`. max_pinned_tokens: that `pin` may keep. on_event: is called with each
+    CacheEvent, when the change is done; it must not raise, nor use the tree. partial_pages: a match names a donor too,
+    a cached page that begins with the tokens after the last whole page.
 
     A namespace is any hashable value; prefixes are shared only inside one, and equal values of different types (1,
     True, 1.0) are different namespaces. The tree owns the page ids that it took until `evict` or `reset` returns them;
     it never touches the pages themselves. Sizes are in tokens. Not thread-safe.
 
     Raises:
-        ValueError: page_size below 1, or an unknown policy.
+        ValueError: page_size below 1, max_pinned_tokens below 0, or an unknown policy.
     """
 
-    def __init__(self, page_size: int = 16, eviction_policy: str = "lru") -> None:
+    def __init__(
+        self,
+        page_size: int = 16,
+        eviction_policy: str | Rule = "lru",
+        max_pinned_tokens: int = 0,
+        on_event: Callable[[CacheEvent], object] | None = None,
+        partial_pages: bool = True,
+    ) -> None:
         check_int("page_size", page_size, at_least=1)
+        check_int("max_pinned_tokens", max_pinned_tokens, at_least=0)
         self._page_size = page_size
         self._page_bytes = page_size * TOKEN_BYTES
-        self._policy = make_policy(eviction_policy)
-        self._key_fn: Callable[[bytes], bytes] = operator.itemgetter(slice(self._page_bytes))
-        self._uuids = itertools.count()
-        self._nothing = self._new_root(None)  # where a match in a namespace without a root ends; never has children
-        self._roots: dict[Hashable, RadixTreeNode] = {}
-        self._use_counter = 0
-        self._version = 0
-        self._evictable_len = 0
-        self._protected_len = 0
+        self._pins = PinnedLast(lambda: make_policy(eviction_policy), max_pinned_tokens) if max_pinned_tokens else None
+        self._policy: EvictionPolicy = self._pins or make_policy(eviction_policy)
+        self._add, self._discard = self._policy.add, self._policy.discard  # bound once: they run for every node
+        self._refresh, self._change = self._policy.refresh, self._policy.change
+        self._on_event = on_event
+        self._partial_pages = partial_pages and page_size > 1
+        self._roots = Roots(self._page_bytes)
+        self._use_counter = self._version = 0
+        self._evictable_len = self._protected_len = 0
 
     @property
     def page_size(self) -> int:
         """Tokens a page."""
         return self._page_size
+
+    @property
+    def partial_pages(self) -> bool:
+        """Whether matches name donors."""
+        return self._partial_pages
 
     @property
     def version(self) -> int:
@@ -70,26 +91,41 @@ class RadixTree:
         """All cached tokens: evictable and protected."""
         return self._evictable_len + self._protected_len
 
-    def match_prefix(self, ids: TokenIds, namespace: Hashable = None) -> MatchResult:
+    @property
+    def pinned_size(self) -> int:
+        """Tokens under a pin, locked ones included."""
+        return self._pins.num_tokens if self._pins else 0
+
+    def match_prefix(self, ids: TokenIds, namespace: Hashable = None, start: PrefixHandle | None = None) -> MatchResult:
         """The longest cached prefix of `ids`, in whole pages.
 
         Splits a node where the match ends inside it, so that locking the handle protects exactly `cached_len` tokens;
         marks the path as just used, and counts one hit on each of its nodes.
 
+        start: a handle of an earlier match of the same ids, to go on from where it ended, or from what was not evicted
+        of it. At most the last 64 of its tokens are compared again, and its nodes are not counted as hit again: a
+        request that matches more than once passes its last handle.
+
         Raises:
             ValueError: `ids` are no flat sequence of int32 values.
             TypeError: `namespace` is not hashable.
+            HandleError: `start` is of another tree or namespace, or does not lead to these ids.
         """
-        path, cached_len, partial, partial_len = self._descend(token_bytes(ids), self._find_root(namespace))
-        if partial is not None:
-            path.append(self._split(partial, partial_len))
-            cached_len += partial_len
-        if not path:
-            return MatchResult(0, NO_PAGES, PrefixHandle(self, self._nothing, 0), None, 0, None)
+        top, path, key = self._find(ids, namespace, start)
         for node in path:
             node.hits += 1
-        self._touch(path[-1])
-        return MatchResult(cached_len, join_pages(path), PrefixHandle(self, path[-1], cached_len), None, 0, None)
+        if start is not None:
+            path[:0] = path_to(top)
+        last = path[-1] if path else top
+        cached_len, donor = last.end_len, NO_DONOR
+        if self._partial_pages and last.children:
+            first_byte = len(key) - (len(ids) - cached_len) * TOKEN_BYTES
+            donor = find_donor(self, last, bytes(key[first_byte : first_byte + self._page_bytes]))
+        if not path:
+            return MatchResult(0, NO_PAGES, PrefixHandle(self, self._roots.nothing, 0), *donor)
+        self._touch(last)
+        pages = np.frombuffer(b"".join([node.pages for node in path]), INT32)
+        return _new(MatchResult, (cached_len, pages, PrefixHandle(self, last, cached_len), *donor))
 
     def match_len(self, ids: TokenIds, namespace: Hashable = None) -> int:
         """`cached_len` of a match, changing nothing: no split, no hit, no recency.
@@ -97,8 +133,8 @@ class RadixTree:
         Raises:
             ValueError, TypeError: as `match_prefix`.
         """
-        _, cached_len, _, partial_len = self._descend(token_bytes(ids), self._find_root(namespace))
-        return cached_len + partial_len
+        path, _, partial_len = descend(self._roots.find(namespace), key_bytes(ids), 0, self._page_bytes)
+        return partial_len + (path[-1].end_len if path else 0)
 
     def match_pages(self, ids: TokenIds, namespace: Hashable = None) -> Int32[np.ndarray, " P"]:
         """`pages` of a match, changing nothing; only for looking, since no handle protects them.
@@ -106,51 +142,56 @@ class RadixTree:
         Raises:
             ValueError, TypeError: as `match_prefix`.
         """
-        path, _, partial, partial_len = self._descend(token_bytes(ids), self._find_root(namespace))
-        pages = join_pages(path)
-        if partial is None:
-            return pages
-        return np.concatenate([pages, partial.value[: partial_len // self._page_size]])
+        path, partial, partial_len = descend(self._roots.find(namespace), key_bytes(ids), 0, self._page_bytes)
+        rest = NO_PAGES if partial is None else partial.value[: partial_len // self._page_size]
+        return np.concatenate([join_pages(path), rest])
 
     def insert_prefix(
-        self, ids: TokenIds, pages: TokenIds, namespace: Hashable = None, priority: int = 0
+        self,
+        ids: TokenIds,
+        pages: TokenIds,
+        namespace: Hashable = None,
+        priority: int = 0,
+        start: PrefixHandle | None = None,
     ) -> InsertResult:
         """Take the full pages of `ids` that are not cached yet.
 
         pages: page ids that cover `ids` from 0, one a full page; one more for a tail is accepted. The tail's page and
             those of what is cached already stay the caller's. Less than one page of ids: nothing is inserted.
         priority: raises the priority of each node on the path to at least this.
+        start: as in `match_prefix`; spares looking through the ids in front of it.
 
         Nodes are never merged: inserting a prompt, and then the prompt with its output, leaves a border between them.
 
         Raises:
             ValueError: ids or pages are no flat sequence of int32 values, or their numbers don't agree.
             TypeError: `namespace` is not hashable.
+            HandleError: as `match_prefix`.
         """
-        key = token_bytes(ids)
-        page_ids = to_int32(pages, "pages")
-        num_tokens = len(key) // TOKEN_BYTES
-        num_pages = num_tokens // self._page_size
-        if len(page_ids) not in (num_pages, -(-num_tokens // self._page_size)):
-            raise ValueError(
-                f"{len(page_ids)} pages for {num_tokens} tokens at page_size={self._page_size}; pass "
-                f"{num_pages} page ids, one a full page, or one more if a tail is left"
-            )
-        root = self._find_root(namespace)
-        path, cached_len, partial, partial_len = self._descend(key, root)
-        node = path[-1] if path else root
-        if partial is not None:
-            node = self._split(partial, partial_len)
-            cached_len += partial_len
-        self._raise_priority(node, priority)
-        full_len = num_pages * self._page_size
+        token_ids, page_ids = to_int32(ids, "token ids"), to_int32(pages, "pages")
+        page_size = self._page_size
+        num_pages = check_num_pages(len(page_ids), len(token_ids), page_size)
+        node, path, key = self._find(token_ids, namespace, start)
+        if path:
+            node = path[-1]
+        if node.priority < priority:
+            raise_priority(node, priority)
+        cached_len, full_len = node.end_len, num_pages * page_size
         if cached_len < full_len:
-            if node is self._nothing:
-                node = self._add_root(namespace)
-            edge = key[cached_len * TOKEN_BYTES : full_len * TOKEN_BYTES]
-            node = self._add_leaf(node, edge, page_ids[cached_len // self._page_size : num_pages], priority)
+            if node is self._roots.nothing:
+                node = self._roots.add(namespace)
+            first_byte = len(key) - (len(token_ids) - cached_len) * TOKEN_BYTES
+            edge = bytes(key[first_byte : first_byte + (full_len - cached_len) * TOKEN_BYTES])
+            node = node.add_child(edge, page_ids[cached_len // page_size : num_pages].tobytes())
+            node.priority = priority
+            node.timestamp = self._use_counter + 1
+            self._add(node)
+            self._evictable_len += full_len - cached_len
+            self._version += 1
         self._touch(node)
-        return InsertResult(cached_len, PrefixHandle(self, node, full_len))
+        if self._on_event is not None and cached_len < full_len:
+            self._on_event(stored_event(node, page_size))
+        return _new(InsertResult, (cached_len, PrefixHandle(self, node, full_len)))
 
     def lock(self, handle: PrefixHandle) -> None:
         """Keep the handle's `cached_len` tokens from eviction until `unlock`. A handle may be locked more than once.
@@ -158,18 +199,21 @@ class RadixTree:
         Raises:
             HandleError: the handle is of another tree, or its prefix was evicted.
         """
-        self._check_handle(handle)
-        handle.num_locks += 1
-        locked_len = 0
         node = handle.node
-        while node.parent is not None:
-            if node.ref_count == 0:
-                self._policy.discard(node)
-                locked_len += node.length
-            node.ref_count += 1
-            node = node.parent
+        if handle.owner is not self or handle.cached_len != node.end_len:
+            raise unusable(handle, self)
+        handle.num_locks += 1
+        discard = self._discard
+        while not node.ref_count and (parent := node.parent) is not None:
+            discard(node)
+            node.ref_count = 1
+            node = parent
+        locked_len = handle.cached_len - node.end_len
         self._evictable_len -= locked_len
         self._protected_len += locked_len
+        while (parent := node.parent) is not None:
+            node.ref_count += 1
+            node = parent
 
     def unlock(self, handle: PrefixHandle) -> None:
         """Give one lock of the handle back; the path counts as used now.
@@ -177,43 +221,72 @@ class RadixTree:
         Raises:
             HandleError: the handle is of another tree, or not locked.
         """
-        self._check_handle(handle)
+        node = handle.node
+        if handle.owner is not self or handle.cached_len != node.end_len:
+            raise unusable(handle, self)
         if handle.num_locks == 0:
             raise HandleError("the handle is not locked; each lock is given back once")
         handle.num_locks -= 1
-        self._use_counter += 1
-        unlocked_len = 0
-        node = handle.node
-        while node.parent is not None:
-            node.ref_count -= 1
-            if node.ref_count == 0:
-                node.timestamp = self._use_counter
-                self._policy.add(node)
-                unlocked_len += node.length
-            node = node.parent
+        self._use_counter = now = self._use_counter + 1
+        add = self._add
+        while node.ref_count == 1 and (parent := node.parent) is not None:
+            node.ref_count = 0
+            node.timestamp = now
+            add(node)
+            node = parent
+        unlocked_len = handle.cached_len - node.end_len
         self._evictable_len += unlocked_len
         self._protected_len -= unlocked_len
+        while (parent := node.parent) is not None:
+            node.ref_count -= 1
+            node = parent
 
-    def evict(self, num_tokens: int) -> Int32[np.ndarray, " P"]:
+    def evict(self, num_tokens: int, trim: bool = False) -> Int32[np.ndarray, " P"]:
         """Take unlocked leaves out, by the policy, until at least `num_tokens` are gone or nothing is left.
 
+        trim: of the last leaf take only the pages that are needed, from its end; its handles end as if it were gone.
         Returns the page ids of what was taken out; they are the caller's now.
 
         Raises:
-            ValueError: `num_tokens` is negative.
+            ValueError: `num_tokens` is negative. Exception: what a rule of one's own raised while nothing was taken.
         """
         if num_tokens < 0:
             raise ValueError(f"num_tokens={num_tokens} to evict is negative")
-        taken: list[RadixTreeNode] = []
+        taken: list[bytes] = []
+        events: list[PagesRemoved] = []
+        next_leaf = self._policy.next_leaf
         num_taken = 0
-        while num_taken < num_tokens and (leaf := self._policy.next_leaf()) is not None:
-            num_taken += leaf.length
-            taken.append(leaf)
-            self._remove(leaf)
-        if taken:
-            self._evictable_len -= num_taken
-            self._version += 1
-        return join_pages(taken)
+        while num_taken < num_tokens:
+            try:
+                leaf = next_leaf()
+            except Exception:
+                if not taken:
+                    raise
+                break  # what is out already must reach the caller
+            if leaf is None:
+                break
+            pages, length = leaf.pages, leaf.length
+            if trim and (surplus := num_taken + length - num_tokens) >= self._page_size:
+                pages = leaf.trim_to(surplus - surplus % self._page_size)
+                length -= surplus - surplus % self._page_size
+                self._change(leaf)
+            else:
+                self._discard(leaf)
+                parent = self._roots.remove(leaf)
+                if not parent.children and not parent.ref_count:
+                    self._change(parent)
+            taken.append(pages)
+            num_taken += length
+            if leaf.num_pins and self._pins:
+                self._pins.note_evicted(length)
+            if self._on_event is not None:
+                events.append(removed_event(pages, leaf.namespace))
+        self._evictable_len -= num_taken
+        self._version += bool(taken)
+        if self._on_event is not None:
+            for event in events:
+                self._on_event(event)
+        return np.frombuffer(b"".join(taken), INT32)
 
     def reset(self) -> Int32[np.ndarray, " P"]:
         """Drop everything; returns the page ids that were cached. Handles of before fail from here on, save empty ones.
@@ -223,129 +296,104 @@ class RadixTree:
         """
         if self._protected_len:
             raise HandleError(f"{self._protected_len} tokens are locked; unlock every handle before a reset")
-        return self.evict(self._evictable_len)
+        nodes = self._roots.clear()
+        for node in nodes:
+            self._discard(node)
+        if self._pins:
+            self._pins.note_evicted(self._pins.num_tokens)
+        self._evictable_len = 0
+        self._version += bool(nodes)
+        if self._on_event is not None:
+            self._on_event(CacheCleared())
+        return join_pages(nodes)
+
+    def pin(self, ids: TokenIds, ttl: float, now: float = 0.0, namespace: Hashable = None) -> Pin:
+        """Keep the cached prefix of `ids` (whole pages; see `cached_len` of the result) until nothing else is left.
+
+        The pin ends at `now + ttl` by the caller's clock, in seconds or steps, or with `unpin`. What is over ends in
+        `pin` and `expire_pins`. Pinning and its end count as uses of the prefix.
+
+        Raises:
+            ValueError: `ttl` is not above 0; more than max_pinned_tokens would be pinned; or as `match_prefix`.
+        """
+        if self._pins is None:
+            raise ValueError("max_pinned_tokens=0: this tree pins nothing; give it the tokens that pins may keep")
+        self.expire_pins(now)
+        node, path, _ = self._find(ids, namespace, None)
+        if path:
+            node = path[-1]
+        try:
+            return self._pins.pin(self, node, ttl, now)
+        finally:
+            self._touch(node)  # also where the budget was too small: the match may have split the node
+
+    def unpin(self, pin: Pin) -> None:
+        """Take a pin off.
+
+        Raises:
+            HandleError: the pin is of another tree, was taken off before, or is over.
+        """
+        if self._pins is None or pin.owner is not self:
+            raise HandleError("the pin is of another tree; use it with the tree that made it")
+        self._touch(self._pins.unpin(pin))
+
+    def expire_pins(self, now: float) -> None:
+        """Take off the pins whose time is over at `now`."""
+        while self._pins and (pin := self._pins.next_over(now)) is not None:
+            self._touch(self._pins.unpin(pin))
 
     def snapshot(self) -> TreeSnapshot:
         """The tree as plain data, parents before children."""
-        return take_snapshot(self._roots.values(), self._page_size)
+        return take_snapshot(self._roots, self._page_size)
 
     def render(self, decode: Callable[[Sequence[int]], str] | None = None) -> str:
         """The tree as text; large trees are summarised. decode: token ids -> text, else the ids are shown."""
         return render_text(self.snapshot(), decode)
 
+    def _repr_html_(self) -> str:
+        """The tree as a notebook draws it; `viz.TreeView(tree.snapshot(), decode)` shows text instead of ids."""
+        return TreeView(self.snapshot())._repr_html_()
+
     def check_integrity(self) -> None:
-        """Recount everything: structure, page counts, locks, sizes, eviction order, each page in one place.
+        """Recount everything: structure, page counts, locks, pins, sizes, eviction order, each page in one place.
 
         Raises:
             IntegrityError: names what is off.
         """
-        nodes = list(self._nodes())
+        nodes = list(self._roots.nodes())
         check_nodes(nodes, self._page_bytes)
         self._policy.check_integrity()
-        in_order = list(self._policy)
-        unlocked = [node for node in nodes if node.ref_count == 0]
-        if len(in_order) != len(unlocked) or set(in_order) != set(unlocked):
-            raise IntegrityError(
-                f"eviction policy holds {len(in_order)} nodes, the tree has {len(unlocked)} unlocked ones"
-            )
-        evictable_len = sum(len(node.value) for node in unlocked) * self._page_size
-        protected_len = sum(len(node.value) for node in nodes) * self._page_size - evictable_len
-        if (evictable_len, protected_len) != (self._evictable_len, self._protected_len):
-            raise IntegrityError(
-                f"evictable_size={self._evictable_len} and protected_size={self._protected_len}, recounted "
-                f"{evictable_len} and {protected_len}"
-            )
+        check_sizes(nodes, list(self._policy), self._evictable_len, self._protected_len, self.pinned_size)
 
     def owned_pages(self) -> Int32[np.ndarray, " P"]:
         """All page ids in the tree, for audits; takes time linear in its size."""
-        return join_pages(list(self._nodes()))
+        return join_pages(list(self._roots.nodes()))
 
-    def _descend(self, key: bytes, root: RadixTreeNode) -> tuple[list[RadixTreeNode], int, RadixTreeNode | None, int]:
-        """Follow `key` down: nodes wholly matched, their tokens, the node matched in part, tokens matched of it."""
-        page_bytes = self._page_bytes
-        path: list[RadixTreeNode] = []
-        children = root.children
-        offset = 0
-        while offset < len(key):
-            node = children.get(key[offset : offset + page_bytes])  # a tail is shorter than any child's key
-            if node is None:
-                break
-            edge = node.edge
-            if not key.startswith(edge, offset):
-                num_common = common_len(edge, key, offset)
-                return path, offset // TOKEN_BYTES, node, num_common - num_common % self._page_size
-            path.append(node)
-            offset += len(edge)
-            children = node.children
-        return path, offset // TOKEN_BYTES, None, 0
-
-    def _find_root(self, namespace: Hashable) -> RadixTreeNode:
-        return self._roots.get(namespace_key(namespace), self._nothing)
-
-    def _new_root(self, namespace: Hashable) -> RadixTreeNode:
-        root = RadixTreeNode(self._key_fn, self._uuids, namespace)
-        root.ref_count = 1
-        return root
-
-    def _add_root(self, namespace: Hashable) -> RadixTreeNode:
-        root = self._roots[namespace_key(namespace)] = self._new_root(namespace)
-        return root
-
-    def _add_leaf(
-        self, parent: RadixTreeNode, edge: bytes, pages: Int32[np.ndarray, " P"], priority: int
-    ) -> RadixTreeNode:
-        leaf = RadixTreeNode(self._key_fn, self._uuids, parent.namespace)
-        leaf.priority = priority
-        leaf.set_key_value(edge, pages)
-        leaf.set_parent(parent)
-        self._policy.add(leaf)
-        self._evictable_len += leaf.length
-        self._version += 1
-        return leaf
-
-    def _split(self, node: RadixTreeNode, num_tokens: int) -> RadixTreeNode:
-        """Cut `node` after `num_tokens`; the caller must touch the part in front, which is last in the order so far."""
-        front = node.split_at(num_tokens)
-        if front.ref_count == 0:
-            self._policy.add(front)
-        return front
-
-    def _remove(self, leaf: RadixTreeNode) -> None:
-        parent = leaf.parent
-        assert parent is not None
-        del parent.children[self._key_fn(leaf.edge)]
-        self._policy.discard(leaf)
-        leaf.parent = None
-        leaf.in_tree = False
-        if parent.parent is None and not parent.children:
-            del self._roots[namespace_key(parent.namespace)]
+    def _find(
+        self, ids: TokenIds, namespace: Hashable, start: PrefixHandle | None
+    ) -> tuple[RadixTreeNode, list[RadixTreeNode], KeyBytes]:
+        """Where the search began, the nodes below it that `ids` match, the last one split to do so in whole, and the
+        bytes of the ids from that place on or from a little in front of it. The caller must touch the last node: the
+        front part of a split is last in the eviction order so far."""
+        if start is None:
+            top, key, offset = self._roots.find(namespace), key_bytes(ids), 0
+        else:
+            living, key, offset = resume(start, self, ids, namespace)
+            top = living or self._roots.find(namespace)
+        path, partial, partial_len = descend(top, key, offset, self._page_bytes)
+        if partial is not None:
+            front = partial.split_at(partial_len)
+            if not front.ref_count:
+                self._add(front)
+                self._change(partial)
+            path.append(front)
+        return top, path, key
 
     def _touch(self, node: RadixTreeNode) -> None:
         """Mark the path as just used, up to the first locked node: all above it are locked too."""
-        self._use_counter += 1
-        now = self._use_counter
-        refresh = self._policy.refresh
-        while node.ref_count == 0 and node.parent is not None:
+        self._use_counter = now = self._use_counter + 1
+        refresh = self._refresh
+        while not node.ref_count and (parent := node.parent) is not None:
             node.timestamp = now
             refresh(node)
-            node = node.parent
-
-    def _raise_priority(self, node: RadixTreeNode, priority: int) -> None:
-        """A parent's priority is never below a child's."""
-        while node.parent is not None and node.priority < priority:
-            node.priority = priority
-            node = node.parent
-
-    def _check_handle(self, handle: PrefixHandle) -> None:
-        if handle.owner is not self:
-            raise HandleError("the handle is of another tree; use it with the tree that made it")
-        if not handle.node.in_tree:
-            raise HandleError(f"the handle's {handle.cached_len} tokens were evicted or reset; match again")
-
-    def _nodes(self) -> Iterator[RadixTreeNode]:
-        """All nodes that are not roots."""
-        stack = list(self._roots.values())
-        while stack:
-            children = stack.pop().children.values()
-            yield from children
-            stack.extend(children)
+            node = parent

@@ -1,11 +1,11 @@
-"""StepPlan -> StepInputs and SamplingInputs: numpy, padded to the plan's bucket, fresh arrays each time.
+"""StepPlan -> StepInputs, SamplingInputs and PageCopies: numpy, padded to the plan's bucket, fresh arrays each time.
 
 Fresh, because `device_put` may alias host memory that a queued step still reads.
 """
 
 import numpy as np
 
-from radix_jax.arrays import SamplingInputs, StepInputs
+from radix_jax.arrays import PageCopies, SamplingInputs, StepInputs
 from radix_jax.plan import Bucket, StepPlan
 
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
@@ -43,6 +43,19 @@ def pack_inputs(plan: StepPlan, *, page_size: int, num_slots: int) -> StepInputs
     pages = inputs.page_table[token_rows, positions // page_size]
     inputs.write_slots[:num_tokens] = pages * page_size + positions % page_size
     return inputs
+
+
+def empty_copies(num_rows: int, num_pages: int) -> PageCopies:
+    """Padding alone. num_pages: pages of one layer."""
+    return PageCopies(sources=np.zeros(num_rows, np.int32), targets=np.full(num_rows, num_pages, np.int32))
+
+
+def pack_copies(plan: StepPlan, num_pages: int) -> PageCopies:
+    """The page copies that the plan's step begins with. num_pages: pages of one layer."""
+    copies = empty_copies(plan.bucket.num_rows, num_pages)
+    for place, copy in enumerate(plan.copies):
+        copies.sources[place], copies.targets[place] = copy.source, copy.target
+    return copies
 
 
 def empty_sampling(num_rows: int) -> SamplingInputs:

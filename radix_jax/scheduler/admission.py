@@ -11,7 +11,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from radix_jax.cache.handles import MatchResult
 from radix_jax.cache.prefix_cache import PrefixCache
+from radix_jax.plan import PageCopy
 from radix_jax.request import Request
 from radix_jax.scheduler.request_state import RequestState, num_pages_for
 
@@ -52,7 +54,8 @@ class Admission:
     def admit(self, state: RequestState, matched_len: int) -> bool:
         """Lock the cached prefix of a waiting request and reserve the rest; False where that does not fit.
 
-        matched_len: tokens that the cache holds of it now; spares the tree a match for what cannot fit anyway.
+        matched_len: tokens in whole pages that the cache holds of it now; spares the tree a match for what cannot fit
+        anyway.
         """
         if not self._fits(state, matched_len):
             return False
@@ -68,6 +71,15 @@ class Admission:
         state.cached_len = state.num_computed = match.cached_len
         state.append_pages(match.pages)
         self._num_pages_to_come += state.num_pages_to_come
+        self._plan_copy(state, match)
+        return True
+
+    def end_copy(self, state: RequestState) -> bool:
+        """The copy that a request's first step began with is done: let go of the donor. False if there was none."""
+        if state.donor_handle is None:
+            return False
+        self._cache.unlock(state.donor_handle)
+        state.copy = state.donor_handle = None
         return True
 
     def extend(self, state: RequestState, end: int) -> None:
@@ -93,8 +105,11 @@ class Admission:
     def release(self, state: RequestState) -> None:
         """Give back all that a running request holds, its reservation included."""
         assert state.handle is not None
+        had_copy = self.end_copy(state)
         self._num_pages_to_come -= state.num_pages_to_come
-        self._cache.release(state.handle, state.pages)
+        # A page that a copy was meant for may never have been written.
+        ids = state.tokens[: state.num_computed] if self._enable_prefix_cache and not had_copy else ()
+        self._cache.release(state.handle, state.pages, ids, state.request.namespace)
         state.drop_pages()
 
     def check_integrity(self, running: Iterable[RequestState]) -> None:
@@ -108,11 +123,42 @@ class Admission:
             assert state.handle is not None, f"running request {state.request_id!r} holds no handle"
             private.append(state.pages[state.handle.cached_len // self._cache.page_size :])
             num_to_come += state.num_pages_to_come
+            self._check_copy(state)
         if num_to_come != self._num_pages_to_come:
             raise AssertionError(f"{self._num_pages_to_come} pages are reserved, recounted {num_to_come}")
         if num_to_come > self._cache.num_available:
             raise AssertionError(f"{num_to_come} pages are reserved, {self._cache.num_available} are available")
         self._cache.check_integrity(np.concatenate(private))
+
+    def _plan_copy(self, state: RequestState, match: MatchResult) -> None:
+        """Continue an admitted request's prefix by a part of a page, copied into a page of its own, if one is cached.
+
+        The donor is locked until the copy is done. It may be what others were to evict; then nothing is copied.
+        """
+        if match.donor_handle is None:
+            return
+        assert match.donor_page is not None
+        self._cache.lock(match.donor_handle)
+        if self._num_pages_to_come > self._cache.num_available:
+            self._cache.unlock(match.donor_handle)
+            return
+        self.extend(state, match.cached_len + 1)
+        state.copy = PageCopy(match.donor_page, int(state.pages[-1]), match.donor_len)
+        state.donor_handle = match.donor_handle
+        state.cached_len = state.num_computed = match.cached_len + match.donor_len
+
+    def _check_copy(self, state: RequestState) -> None:
+        if (state.copy is None) != (state.donor_handle is None):
+            raise AssertionError(f"{state.request_id!r} has only one of copy {state.copy} and {state.donor_handle}")
+        if state.copy is None or state.donor_handle is None or state.handle is None:
+            return
+        if not state.donor_handle.num_locks:
+            raise AssertionError(f"{state.request_id!r} copies page {state.copy.source}, which is not locked")
+        covered_len, page_size = state.handle.cached_len, self._cache.page_size
+        if state.copy.target != state.pages[covered_len // page_size] or not (
+            0 < state.copy.num_tokens == state.num_computed - covered_len < page_size
+        ):
+            raise AssertionError(f"{state.request_id!r} with {state.num_computed} tokens computed plans {state.copy}")
 
     def _fits(self, state: RequestState, cached_len: int) -> bool:
         num_new = state.num_pages_to_come - cached_len // self._cache.page_size

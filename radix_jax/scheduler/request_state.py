@@ -5,8 +5,9 @@ from collections.abc import Hashable
 import numpy as np
 from jaxtyping import Int32
 
-from radix_jax.cache.handles import PrefixHandle
+from radix_jax.cache.handles import PrefixHandle, TailHandle
 from radix_jax.cache.keys import namespace_key
+from radix_jax.plan import PageCopy
 from radix_jax.request import FinishReason, Request
 
 
@@ -20,14 +21,18 @@ class RequestState:
 
     tokens: int32 [prompt_len + max_tokens], the prompt and behind it the output; num_tokens of them are known.
     num_computed: tokens whose KV is in the pool.
-    cached_len: prompt tokens that the cache held at the first admission; 0 before it.
+    cached_len: prompt tokens that the cache held at the first admission, copied ones included; 0 before it.
     handle: the locked prefix in the tree, None while waiting; pages of its handle.cached_len tokens are the tree's.
+    copy, donor_handle: from admission until the end of the first step, if that begins with the copy of a part of a
+        cached page: the copy, and the lock on what it reads; else None.
     finish_reason, stop_reason: None while unfinished; stop_reason is the id that stopped the request.
     """
 
     __slots__ = (
         "_page_buffer",
         "cached_len",
+        "copy",
+        "donor_handle",
         "finish_reason",
         "handle",
         "namespace_key",
@@ -52,6 +57,8 @@ class RequestState:
         self._page_buffer: Int32[np.ndarray, " P"] = np.empty(max_pages, np.int32)
         self.num_pages: int = 0
         self.handle: PrefixHandle | None = None
+        self.copy: PageCopy | None = None
+        self.donor_handle: PrefixHandle | TailHandle | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | None = None
 

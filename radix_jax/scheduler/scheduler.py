@@ -30,6 +30,10 @@ class Scheduler:
     num_pages: pages of the pool, the null page included. max_prefill_tokens: tokens of one prefill step; a longer
     prompt is cut at a page, one unfinished prompt at a time.
 
+    Partial pages: where the tree names donors, a request starts with its first step behind what is copied from one.
+    Order, what fits in a step, and who is left for a later one go by whole pages alone: a request computes no more than
+    it would without donors, but may compute a part of a page that another one computes in the same step.
+
     Raises:
         ValueError: an unknown policy, a limit below 1, or max_prefill_tokens below page_size.
     """
@@ -189,6 +193,8 @@ class Scheduler:
             state = self._state_of(row)
             if state is None:
                 continue
+            if self._admission.end_copy(state):
+                self._admission_may_succeed = True  # what its donor kept from eviction is there again
             state.num_computed = row.end
             if plan.kind == "prefill":
                 self._share(state)
@@ -227,6 +233,8 @@ class Scheduler:
                     raise AssertionError(
                         f"{state.request_id!r} computed {state.num_computed} of {state.num_tokens} tokens"
                     )
+                if state.copy is not None:
+                    raise AssertionError(f"{state.request_id!r} keeps {state.copy}, and no step is in flight")
         self._waiting.check_integrity()
         self._admission.check_integrity(self._running.values())
 
@@ -309,6 +317,7 @@ class Scheduler:
             start=start,
             pages=state.pages.copy(),
             samples=end == state.num_tokens,
+            copy=state.copy,
         )
 
     def _enter(self, state: RequestState) -> None:

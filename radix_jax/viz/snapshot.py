@@ -46,3 +46,13 @@ class TreeSnapshot:
     def num_locked_tokens(self) -> int:
         """Cached tokens that can't be evicted now."""
         return sum(len(node.token_ids) for node in self.nodes if node.state == "locked")
+
+
+@dataclass(frozen=True, eq=False)
+class PoolSnapshot:
+    """The pool that a tree's pages come from. num_pages: all pages, the null page 0 included. private_pages: those that
+    running requests hold and the tree does not own. What neither holds is free.
+    """
+
+    num_pages: int
+    private_pages: Int32[np.ndarray, " P"]

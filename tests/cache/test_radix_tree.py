@@ -75,7 +75,7 @@ def test_match_splits_so_that_a_lock_protects_exactly_the_match():
     tree.insert_prefix(list(range(12)), range(1, 7))
     match = tree.match_prefix([0, 1, 2, 3, 4, 99])
     assert (match.cached_len, match.pages.tolist()) == (4, [1, 2])
-    assert (match.donor_page, match.donor_len, match.donor_handle) == (None, 0, None)
+    assert (match.donor_page, match.donor_len) == (3, 1)
     tree.lock(match.handle)
     assert (tree.protected_size, tree.evictable_size) == (4, 8)
     assert tree.evict(100).tolist() == [3, 4, 5, 6]
@@ -204,6 +204,121 @@ def test_eviction_order_repeats():
     assert run() == run()
 
 
+def test_trim_takes_only_the_pages_needed_from_the_end_of_the_last_leaf():
+    tree = RadixTree(page_size=4)
+    tree.insert_prefix(list(range(12)), [1, 2, 3])
+    whole = tree.insert_prefix(list(range(50, 66)), [4, 5, 6, 7]).handle
+    node = whole.node
+    assert tree.evict(17, trim=True).tolist() == [1, 2, 3, 6, 7]
+    assert (node.key.tolist(), node.value.tolist(), tree.evictable_size) == (list(range(50, 58)), [4, 5], 8)
+    with pytest.raises(HandleError, match="16 tokens were evicted"):
+        tree.lock(whole)
+    assert tree.match_prefix(list(range(50, 66))).pages.tolist() == [4, 5]
+    assert tree.evict(8, trim=True).tolist() == [4, 5]
+    tree.check_integrity()
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "filo", "cost-aware"])
+def test_a_trimmed_leaf_stays_the_next_to_go(policy: str):
+    tree = RadixTree(page_size=1, eviction_policy=policy)
+    tree.insert_prefix([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])
+    tree.insert_prefix([7, 8, 9], [7, 8, 9])
+    order = [tree.evict(2, trim=True).tolist() for _ in range(5)]
+    assert order[0] == ([8, 9] if policy in ("filo", "cost-aware") else [5, 6])
+    assert sorted(page for pages in order for page in pages) == list(range(1, 10))
+    tree.check_integrity()
+
+
+def test_a_match_goes_on_from_a_handle():
+    tree = RadixTree(page_size=2)
+    ids = np.arange(40, dtype=np.int32)
+    tree.insert_prefix(ids[:16], range(8), namespace="a")
+    first = tree.match_prefix(ids[:11], namespace="a")
+    tree.insert_prefix(ids, range(20), namespace="a")
+    again = tree.match_prefix(ids, namespace="a", start=first.handle)
+    assert (again.cached_len, again.pages.tolist()) == (40, list(range(20)))
+    plain = tree.match_prefix(ids, namespace="a")
+    assert plain.pages.tolist() == again.pages.tolist()
+    assert plain.handle.node is again.handle.node
+    assert tree.match_prefix(ids[:11], namespace="a", start=first.handle).cached_len == 10
+    assert tree.match_prefix(ids, namespace="a", start=tree.match_prefix([99]).handle).cached_len == 40
+
+
+def test_a_request_counts_a_hit_once_however_often_it_matches():
+    tree = RadixTree(page_size=1)
+    tree.insert_prefix([1, 2], [1, 2])
+    tree.insert_prefix([1, 2, 3], [1, 2, 3])
+    front = tree.match_prefix([1, 2]).handle
+    handle = front
+    for _ in range(3):
+        handle = tree.match_prefix([1, 2, 3], start=handle).handle
+    assert (front.node.hits, handle.node.hits) == (1, 1)
+    tree.evict(1)
+    assert tree.match_prefix([1, 2, 3], start=handle).cached_len == 2, "its end was evicted: on from what is left"
+    assert front.node.hits == 1
+    tree.insert_prefix([1, 2, 3], [1, 2, 9])
+    assert tree.match_prefix([1, 2, 3], start=handle).handle.node.hits == 1
+    tree.reset()
+    tree.insert_prefix([1, 2, 3], [1, 2, 3])
+    assert tree.match_prefix([1, 2, 3], start=handle).handle.node.hits == 1
+    assert tree.match_prefix([1, 2, 3]).handle.node.hits == 2
+
+
+def test_an_insertion_goes_on_from_a_handle():
+    tree = RadixTree(page_size=2)
+    ids = np.arange(40, dtype=np.int32)
+    tree.insert_prefix(ids[:16], range(8))
+    held = tree.match_prefix(ids[:16]).handle
+    tree.lock(held)
+    result = tree.insert_prefix(ids[:31], np.arange(100, 116), start=held)
+    assert (result.cached_len, result.handle.cached_len) == (16, 30)
+    assert tree.match_prefix(ids).pages.tolist() == [*range(8), *range(108, 115)]
+    with pytest.raises(HandleError, match=r"start leads to 16 tokens .* but the 8 ids"):
+        tree.insert_prefix(ids[:8], range(4), start=held)
+    tree.check_integrity()
+
+
+def test_a_wrong_start_is_refused():
+    tree = RadixTree(page_size=2)
+    ids = np.arange(200, dtype=np.int32)
+    tree.insert_prefix(ids, range(100), namespace=("a", 1))
+    handle = tree.match_prefix(ids, namespace=("a", 1)).handle
+    before = tree.snapshot().nodes[-1].num_hits
+    other = ids.copy()
+    other[136] = 7  # the first of the 64 tokens that are compared
+    for wrong in (other, ids[:199], ids[:0], []):
+        with pytest.raises(HandleError, match="start leads to 200 tokens"):
+            tree.match_prefix(wrong, namespace=("a", 1), start=handle)
+    for namespace in (None, ("a", True), ("a", 1.0)):
+        with pytest.raises(HandleError, match="in namespace"):
+            tree.match_prefix(ids, namespace=namespace, start=handle)
+    with pytest.raises(HandleError, match="another tree"):
+        RadixTree(page_size=2).match_prefix(ids, namespace=("a", 1), start=handle)
+    assert tree.snapshot().nodes[-1].num_hits == before
+    tree.check_integrity()
+
+
+def test_a_handle_whose_length_was_changed_is_refused():
+    tree = RadixTree(page_size=1)
+    handle = tree.insert_prefix([1, 2], [1, 2]).handle
+    handle.cached_len = 1
+    for use in (tree.lock, tree.unlock):
+        with pytest.raises(HandleError, match="1 tokens were evicted"):
+            use(handle)
+
+
+def test_a_resumed_match_reads_only_what_is_new(monkeypatch: pytest.MonkeyPatch):
+    tree = RadixTree(page_size=16)
+    ids = np.arange(8_192, dtype=np.int32)
+    for end in range(512, 8_193, 512):
+        tree.insert_prefix(ids[:end], range(end // 16))
+    handle = tree.match_prefix(ids[:7_680]).handle
+    read: list[int] = []
+    monkeypatch.setattr("radix_jax.cache.handles.key_bytes", lambda ids: (read.append(len(ids)), ids.tobytes())[1])
+    assert tree.match_prefix(ids, start=handle).cached_len == 8_192
+    assert read == [512 + 64]
+
+
 def test_namespaces_are_apart_and_leave_nothing_behind():
     tree = RadixTree(page_size=1)
     for number in range(100):
@@ -330,7 +445,7 @@ def test_unhashable_namespaces_and_settings_out_of_range_are_refused():
         tree.match_prefix([1], namespace=("a", ["b"]))
     with pytest.raises(ValueError, match="page_size=0"):
         RadixTree(page_size=0)
-    with pytest.raises(ValueError, match="eviction_policy='random' is not one of 'lru'"):
+    with pytest.raises(ValueError, match="eviction_policy='random' is not one of 'lru', 'lfu'"):
         RadixTree(eviction_policy="random")
 
 
@@ -365,13 +480,41 @@ def test_a_long_match_compares_each_edge_once(monkeypatch: pytest.MonkeyPatch):
         searched.append(start // 4)
         return common_len(edge, key, start)
 
-    monkeypatch.setattr("radix_jax.cache.radix_tree.common_len", counting)
+    monkeypatch.setattr("radix_jax.cache.node.common_len", counting)
     assert tree.match_prefix(ids).cached_len == 8_192
     assert searched == []
     assert sum(node.num_hits for node in tree.snapshot().nodes) == 16
     ids[5_000] += 1
     assert tree.match_len(ids) == 4_992
     assert searched == [4_608]
+
+
+@pytest.mark.parametrize("length", [8_192, 8_193, 20_000])
+def test_keys_too_long_to_copy_match_as_short_ones_do(length: int):
+    tree = RadixTree(page_size=16)
+    ids = np.arange(length, dtype=np.int32)
+    num_pages = length // 16
+    for end in (4_096, 4_112, length):
+        tree.insert_prefix(ids[:end].copy(), np.arange(end // 16))
+    assert [node.num_hits for node in tree.snapshot().nodes if node.state != "root"] == [0, 0, 0]
+    assert tree.match_prefix(ids.tolist()).cached_len == num_pages * 16
+    assert tree.match_pages(ids[::-1].copy()[::-1]).tolist() == list(range(num_pages))
+    for place in (0, 15, 16, 4_095, 4_100, 5_000, num_pages * 16 - 1):
+        other = ids.copy()
+        other[place] = -1
+        assert tree.match_len(other) == place // 16 * 16
+    assert tree.match_len(np.concatenate([ids, ids])) == num_pages * 16
+    half = tree.match_prefix(ids[:6_000])
+    assert (half.cached_len, half.pages.tolist()) == (6_000, list(range(375)))
+    more = np.concatenate([ids[: num_pages * 16], -ids])
+    start = tree.match_prefix(ids).handle
+    inserted = tree.insert_prefix(more, np.arange(len(more) // 16) + 10_000, start=start)
+    assert inserted.cached_len == num_pages * 16
+    assert tree.match_prefix(more, start=start).pages.tolist()[num_pages:] == [
+        10_000 + page for page in range(num_pages, len(more) // 16)
+    ]
+    assert tree.match_len(more) == len(more) // 16 * 16
+    tree.check_integrity()
 
 
 def test_nodes_have_the_textbooks_parts():

@@ -23,7 +23,7 @@ def make_node(ids: list[int], pages: list[int], page_size: int = 1) -> tuple[Rad
 
 def test_split_moves_key_and_pages_between_two_nodes():
     root, node = make_node([1, 2, 3, 4, 5, 6], [7, 8, 9], page_size=2)
-    node.ref_count, node.hits, node.priority, node.timestamp = 3, 4, 5, 6
+    node.ref_count, node.hits, node.priority, node.timestamp, node.num_pins = 3, 4, 5, 6, 7
     front = node.split_at(4)
     assert (front.key.tolist(), front.value.tolist()) == ([1, 2, 3, 4], [7, 8])
     assert (node.key.tolist(), node.value.tolist()) == ([5, 6], [9])
@@ -31,7 +31,8 @@ def test_split_moves_key_and_pages_between_two_nodes():
     assert list(root.children.values()) == [front]
     assert list(front.children.values()) == [node]
     assert (front.parent, node.parent) == (root, front)
-    assert (front.ref_count, front.hits, front.priority, front.timestamp) == (3, 4, 5, 6)
+    assert (front.ref_count, front.hits, front.priority, front.timestamp, front.num_pins) == (3, 4, 5, 6, 7)
+    assert (front.created, front.end_len, node.end_len) == (node.created, 4, 6)
     assert front.uuid > node.uuid > root.uuid
     assert (root.is_root(), front.is_root(), front.is_leaf(), node.is_leaf()) == (True, False, False, True)
 
@@ -50,8 +51,20 @@ def test_a_split_keeps_the_children_of_the_rear_part():
 def test_a_split_does_not_keep_the_whole_value_alive():
     _, node = make_node(list(range(1_000)), list(range(1_000)))
     front = node.split_at(1)
-    assert front.value.base is None
-    assert node.value.base is None
+    assert (len(front.pages), len(front.edge)) == (4, 4)
+    assert (len(node.pages), len(node.edge)) == (3_996, 3_996)
+
+
+def test_a_leaf_is_trimmed_from_its_end():
+    _, node = make_node([1, 2, 3, 4, 5, 6], [7, 8, 9], page_size=2)
+    assert np.frombuffer(node.trim_to(2), np.int32).tolist() == [8, 9]
+    assert (node.key.tolist(), node.value.tolist(), node.end_len, node.reach_len) == ([1, 2], [7], 2, 6)
+    with pytest.raises(ValueError, match="can't split a node of 2 tokens at 2"):
+        node.trim_to(2)
+    node.add_child(np.array([5, 6], np.int32).tobytes(), np.array([9], np.int32).tobytes())
+    node.set_key_value([1, 2, 3, 4], [7, 8])
+    with pytest.raises(ValueError, match="with 1 children"):
+        node.trim_to(2)
 
 
 @pytest.mark.parametrize("pos", [-2, 0, 1, 3, 4, 6])

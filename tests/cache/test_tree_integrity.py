@@ -29,12 +29,12 @@ def _forget_in_policy(tree: RadixTree, node: RadixTreeNode) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_set("value", np.array([9, 10], np.int32)), "has 1 tokens and 2 pages"),
-        (_set("value", np.array([1], np.int32)), r"pages \[1\] are in the tree more than once"),
+        (_set("pages", np.array([9, 10], np.int32).tobytes()), "has 1 tokens and 2 pages"),
+        (_set("pages", np.array([1], np.int32).tobytes()), r"pages \[1\] are in the tree more than once"),
         (_set("ref_count", 1), "locks, fewer than its children"),
         (_set("ref_count", -1), "has -1 locks"),
         (_set("priority", 3), "a child of it a higher one"),
-        (_set("in_tree", False), "marked as evicted"),
+        (_set("end_len", -1), "start where its parent ends"),
         (_set("namespace", "other"), "in another namespace"),
         (_set("edge", b"\x09\x00\x00\x00"), "not where its parent's children name it"),
         (_lose_child, "not where its parent's children name it"),

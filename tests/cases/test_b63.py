@@ -41,7 +41,8 @@ def test_two_hundred_mixed_requests_compile_nothing(compiled: list[str]) -> None
     config = EngineConfig(**(SMALL | {"max_running_requests": 9, "num_pages": 200}), warmup="full")
     engine = Engine(counting_llama(), None, config, eos_token_ids=[33])
     num_warm = len(engine.ledger.records)
-    assert num_warm == 4
+    assert [record.bucket.kind for record in engine.ledger.records].count("copy") == 2
+    assert num_warm == 6
     assert {record.reason for record in engine.ledger.records} == {"warmup"}
     assert all(record.seconds_s > 0 for record in engine.ledger.records)
     assert compiled
@@ -59,6 +60,7 @@ def test_two_hundred_mixed_requests_compile_nothing(compiled: list[str]) -> None
     finish(engine)
     assert_idle(engine)
     assert compiled == []
+    assert engine.stats().num_cached_tokens % SMALL["page_size"], "no part of a page was copied"
     assert len(engine.ledger.records) == num_warm
     assert engine.stats().num_compiles == num_warm
     assert engine.stats().num_evicted_tokens > 0

@@ -1,184 +1,170 @@
-"""RadixTree in random walks against an oracle that knows nothing of nodes: a dict of page-aligned prefixes."""
-
-from collections.abc import Hashable, Iterator
+"""RadixTree in random walks, under every policy, against an oracle that knows nothing of nodes and links."""
 
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from tree_oracle import RULES
+from tree_walk import OWN_RULE, Held, TreeWalk
 
-from radix_jax.cache import HandleError, PrefixHandle, RadixTree
+from radix_jax.config import EVICTION_POLICIES
 
-Prefix = tuple[Hashable, tuple[int, ...]]  # namespace and a whole number of pages of tokens
+PAGE_SIZES = [1, 2, 4, 16]
+POLICIES = [*EVICTION_POLICIES, OWN_RULE]
+NAMESPACES = [None, "a", ("a", 1), ("a", True)]
 
 # Few symbols, so that keys share prefixes; lengths in pages and a tail that is cut to less than a page.
 keys = st.tuples(st.lists(st.integers(0, 2), max_size=6), st.integers(0, 15))
-namespaces = st.sampled_from([None, "a", ("a", 1), ("a", True)])
+namespaces = st.sampled_from(NAMESPACES)
+places = st.integers(0, 10**6)
 
 
-class TreeOracle:
-    """Which prefixes are cached, in which page, when last used, and by how many handles held."""
-
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
-        self.pages: dict[Prefix, int] = {}
-        self.last_use: dict[Prefix, int] = {}
-        self.locks: dict[Prefix, int] = {}
-        self.now = 0
-
-    def prefixes(self, ids: list[int], namespace: Hashable) -> list[Prefix]:
-        """The page-aligned prefixes of `ids`, shortest first."""
-        typed = (type(namespace), repr(namespace))
-        ends = range(self.page_size, len(ids) + 1, self.page_size)
-        return [(typed, tuple(ids[:end])) for end in ends]
-
-    def cached(self, ids: list[int], namespace: Hashable) -> list[Prefix]:
-        return [prefix for prefix in self.prefixes(ids, namespace) if prefix in self.pages]
-
-    def use(self, prefixes: list[Prefix]) -> None:
-        self.now += 1
-        for prefix in prefixes:
-            self.last_use[prefix] = self.now
-
-    def locked(self) -> set[Prefix]:
-        return {prefix for prefix, count in self.locks.items() if count}
-
-    def lru_order(self) -> Iterator[Prefix]:
-        """Unlocked prefixes page by page: always the least recently used one that no cached prefix continues."""
-        left = set(self.pages)
-        locked = self.locked()
-        while left - locked:
-            parents = {(space, ids[: -self.page_size]) for space, ids in left}
-            leaves = left - parents - locked
-            victim = min(leaves, key=lambda prefix: self.last_use[prefix])
-            left.remove(victim)
-            yield victim
+def ids_of(symbols: list[int], tail: int, page_size: int) -> list[int]:
+    """Pages that differ in one token only, at a place of their own, so that keys part inside of pages too."""
+    ids: list[int] = []
+    for symbol in [*symbols, 1]:
+        page = [7] * page_size
+        page[(symbol * 5) % page_size] = 100 + symbol
+        ids += page
+    return ids[: len(symbols) * page_size + tail % page_size]
 
 
 class RadixTreeMachine(RuleBasedStateMachine):
     """Every operation, right and wrong, on one tree."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, policy: str) -> None:
         super().__init__()
-        self.page_size = page_size
-        self.tree = RadixTree(page_size=page_size)
-        self.oracle = TreeOracle(page_size)
-        self.handles: list[tuple[PrefixHandle, list[Prefix]]] = []
-        self.dead: set[PrefixHandle] = set()
-        self.next_page = 1
+        self.walk = TreeWalk(page_size, policy)
 
     def ids(self, key: tuple[list[int], int]) -> list[int]:
-        """Pages that differ in one token only, at a place of their own, so that keys part inside of pages too."""
-        symbols, tail = key
-        ids: list[int] = []
-        for symbol in [*symbols, 1]:
-            page = [7] * self.page_size
-            page[(symbol * 5) % self.page_size] = 100 + symbol
-            ids += page
-        return ids[: len(symbols) * self.page_size + tail % self.page_size]
+        return ids_of(*key, self.walk.page_size)
+
+    def held(self, place: int) -> Held:
+        return self.walk.held[place % len(self.walk.held)]
 
     @rule(key=keys, namespace=namespaces, priority=st.integers(-1, 2), tail_page=st.booleans())
     def insert(self, key, namespace, priority, tail_page):
-        ids = self.ids(key)
-        prefixes = self.oracle.prefixes(ids, namespace)
-        cached = self.oracle.cached(ids, namespace)
-        has_tail = len(ids) % self.page_size > 0
-        pages = np.arange(self.next_page, self.next_page + len(prefixes) + (has_tail and tail_page))
-        self.next_page += len(pages)
-        version = self.tree.version
-        result = self.tree.insert_prefix(ids, pages, namespace, priority)
-        assert result.cached_len == len(cached) * self.page_size
-        assert result.handle.cached_len == len(prefixes) * self.page_size
-        assert (self.tree.version > version) == (len(cached) < len(prefixes))
-        for prefix, page in zip(prefixes, pages.tolist(), strict=False):
-            self.oracle.pages.setdefault(prefix, page)
-        self.oracle.use(prefixes)
-        self.handles.append((result.handle, prefixes))
+        self.walk.insert(self.ids(key), namespace, priority, tail_page, None)
 
     @rule(key=keys, namespace=namespaces)
     def match(self, key, namespace):
-        ids = self.ids(key)
-        cached = self.oracle.cached(ids, namespace)
-        match = self.tree.match_prefix(np.array(ids, np.int32), namespace)
-        assert match.cached_len == match.handle.cached_len == len(cached) * self.page_size
-        assert match.pages.tolist() == [self.oracle.pages[prefix] for prefix in cached]
-        self.oracle.use(cached)
-        self.handles.append((match.handle, cached))
+        self.walk.match(self.ids(key), namespace, None)
 
     @rule(key=keys, namespace=namespaces)
     def peek(self, key, namespace):
-        ids = self.ids(key)
-        cached = self.oracle.cached(ids, namespace)
-        assert self.tree.match_len(ids, namespace) == len(cached) * self.page_size
-        assert self.tree.match_pages(ids, namespace).tolist() == [self.oracle.pages[prefix] for prefix in cached]
+        self.walk.peek(self.ids(key), namespace)
 
-    @precondition(lambda self: self.handles)
-    @rule(place=st.integers(0, 10**6))
+    @precondition(lambda self: self.walk.held)
+    @rule(place=places, more=keys)
+    def match_on(self, place, more):
+        held = self.held(place)
+        self.walk.match(held.ids + self.ids(more), held.namespace, held)
+
+    @precondition(lambda self: self.walk.held)
+    @rule(place=places, more=keys)
+    def insert_on(self, place, more):
+        held = self.held(place)
+        self.walk.insert(held.ids + self.ids(more), held.namespace, 0, True, held)
+
+    @precondition(lambda self: self.walk.held)
+    @rule(place=places)
+    def match_on_wrongly(self, place):
+        self.walk.resume_wrongly(self.held(place))
+
+    @precondition(lambda self: self.walk.held)
+    @rule(place=places)
     def lock(self, place):
-        handle, prefixes = self.handles[place % len(self.handles)]
-        if handle in self.dead:
-            with pytest.raises(HandleError, match="evicted"):
-                self.tree.lock(handle)
-        else:
-            self.tree.lock(handle)
-            for prefix in prefixes:
-                self.oracle.locks[prefix] = self.oracle.locks.get(prefix, 0) + 1
+        self.walk.lock(self.held(place))
 
-    @precondition(lambda self: self.handles)
-    @rule(place=st.integers(0, 10**6))
+    @precondition(lambda self: self.walk.held)
+    @rule(place=places)
     def unlock(self, place):
-        handle, prefixes = self.handles[place % len(self.handles)]
-        if handle.num_locks:
-            self.tree.unlock(handle)
-            for prefix in prefixes:
-                self.oracle.locks[prefix] -= 1
-            self.oracle.use(prefixes)
-        else:
-            with pytest.raises(HandleError):
-                self.tree.unlock(handle)
+        self.walk.unlock(self.held(place))
 
-    @rule(num_tokens=st.integers(0, 60))
-    def evict(self, num_tokens):
-        order = list(self.oracle.lru_order())
-        pages = self.tree.evict(num_tokens).tolist()
-        num_needed = min(-(-num_tokens // self.page_size), len(order))
-        evicted = order[: len(pages)]
-        assert len(pages) >= num_needed
-        assert set(pages) == {self.oracle.pages[prefix] for prefix in evicted}
-        # No more than the rest of the node that reached the number: its pages were always used together.
-        surplus = evicted[num_needed:]
-        assert num_needed or not surplus
-        assert all(self.oracle.last_use[prefix] == self.oracle.last_use[evicted[num_needed - 1]] for prefix in surplus)
-        self.forget(evicted)
+    @rule(num_pages=st.integers(0, 8), surplus=st.integers(0, 15), trim=st.booleans())
+    def evict(self, num_pages, surplus, trim):
+        page_size = self.walk.page_size
+        self.walk.evict(num_pages * page_size + surplus % page_size, trim)
 
     @rule()
     def reset(self):
-        if self.oracle.locked():
-            with pytest.raises(HandleError, match="tokens are locked"):
-                self.tree.reset()
-        else:
-            assert sorted(self.tree.reset().tolist()) == sorted(self.oracle.pages.values())
-            self.forget(list(self.oracle.pages))
+        self.walk.reset()
 
-    def forget(self, prefixes: list[Prefix]) -> None:
-        for prefix in prefixes:
-            del self.oracle.pages[prefix]
-        gone = set(prefixes)
-        self.dead |= {handle for handle, covered in self.handles if gone.intersection(covered)}
+    @rule(key=keys, namespace=namespaces, ttl=st.integers(1, 5))
+    def pin(self, key, namespace, ttl):
+        self.walk.pin(self.ids(key), namespace, ttl)
+
+    @precondition(lambda self: self.walk.pins)
+    @rule(place=places)
+    def unpin(self, place):
+        self.walk.unpin(place)
+
+    @rule(time=st.integers(0, 3))
+    def expire(self, time):
+        self.walk.expire(time)
 
     @invariant()
-    def sizes_agree(self):
-        self.tree.check_integrity()
-        num_locked = len(self.oracle.locked())
-        assert self.tree.protected_size == num_locked * self.page_size
-        assert self.tree.evictable_size == (len(self.oracle.pages) - num_locked) * self.page_size
-        assert sorted(self.tree.owned_pages().tolist()) == sorted(self.oracle.pages.values())
+    def agrees(self):
+        self.walk.check()
 
 
-@pytest.mark.parametrize("page_size", [1, 2, 4, 16])
-def test_radix_tree_agrees_with_the_oracle(page_size: int):
+def test_the_oracle_has_a_rule_of_its_own_for_every_policy():
+    assert set(RULES) == set(EVICTION_POLICIES)
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_radix_tree_agrees_with_the_oracle(page_size: int, policy: str):
     run_state_machine_as_test(
-        lambda: RadixTreeMachine(page_size),
-        settings=settings(max_examples=40, stateful_step_count=40),
+        lambda: RadixTreeMachine(page_size, policy), settings=settings(max_examples=10, stateful_step_count=40)
     )
+
+
+def one_random_operation(walk: TreeWalk, rng: np.random.Generator) -> None:
+    ids = ids_of(rng.integers(0, 3, rng.integers(0, 7)).tolist(), int(rng.integers(16)), walk.page_size)
+    namespace = NAMESPACES[rng.integers(2)]
+    number = int(rng.integers(10**6))
+    held = walk.held[number % len(walk.held)] if walk.held else None
+    match int(rng.integers(20)):
+        case 0 | 1 | 2:
+            walk.insert(ids, namespace, number % 3, number % 2 == 0, None)
+        case 3 | 4:
+            walk.match(ids, namespace, None)
+        case 5 | 6 if held and len(held.ids) < 20 * walk.page_size:
+            walk.match(held.ids + ids, held.namespace, held)
+        case 7 | 8 if held and len(held.ids) < 20 * walk.page_size:
+            walk.insert(held.ids + ids, held.namespace, 0, False, held)
+        case 9 if held:
+            walk.resume_wrongly(held)
+        case 10 | 11 if held:
+            walk.lock(held)
+        case 12 | 13 | 14 if held:
+            walk.unlock(held)
+        case 15 | 16:
+            walk.evict(number % (6 * walk.page_size), trim=number % 5 == 0)
+        case 17:
+            walk.pin(ids, namespace, 1 + number % 4)
+        case 18 if walk.pins and number % 2:
+            walk.unpin(number)
+        case 18:
+            walk.expire(number % 3)
+        case _ if number % 50 == 0:
+            walk.reset()
+        case _:
+            walk.peek(ids, namespace)
+
+
+def random_walk(page_size: int, policy: str, num_operations: int, seed: int) -> None:
+    walk, rng = TreeWalk(page_size, policy), np.random.default_rng(seed)
+    for _ in range(num_operations):
+        one_random_operation(walk, rng)
+        walk.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_200_000_random_operations(page_size: int, policy: str):
+    """In 44 walks of 4,600."""
+    random_walk(page_size, policy, 4_600, seed=page_size)

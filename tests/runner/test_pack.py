@@ -1,14 +1,14 @@
 """From a StepPlan to arrays, number for number."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from radix_jax.plan import Bucket, StepKind, StepPlan, StepRow
+from radix_jax.plan import Bucket, PageCopy, StepKind, StepPlan, StepRow
 from radix_jax.request import Request, SamplingParams
-from radix_jax.runner.pack import empty_inputs, empty_sampling, pack_inputs, pack_sampling
+from radix_jax.runner.pack import empty_copies, empty_inputs, empty_sampling, pack_copies, pack_inputs, pack_sampling
 
 PAGE_SIZE = 4
 NUM_SLOTS = 1000
@@ -112,3 +112,17 @@ def test_a_chunk_that_samples_nothing_is_greedy() -> None:
     sampling = pack_sampling(make_plan("prefill", rows, 8))
     assert sampling.temperature.tolist() == [0.0, 1.0, 0.0, 0.0]
     assert sampling.top_k.tolist() == [0, 0, 0, 0]
+
+
+def test_copies_are_padded_to_the_rows_of_the_bucket() -> None:
+    rows = [make_row(3, [1], [7]), make_row(0, [1], [2]), make_row(6, [1], [4, 9])]
+    rows[0] = replace(rows[0], copy=PageCopy(source=5, target=7, num_tokens=3))
+    rows[2] = replace(rows[2], copy=PageCopy(source=8, target=9, num_tokens=2))
+    plan = make_plan("prefill", rows, 64)
+    copies = pack_copies(plan, num_pages=20)
+    assert copies.sources.tolist() == [5, 8, 0, 0]
+    assert copies.targets.tolist() == [7, 9, 20, 20]
+    assert plan.bucket.copies == Bucket("copy", 0, 4, 1)
+    padding = empty_copies(4, num_pages=20)
+    for packed, empty in zip(vars(copies).values(), vars(padding).values(), strict=True):
+        assert (packed.shape, packed.dtype) == (empty.shape, empty.dtype)

@@ -1,28 +1,34 @@
-"""Neither step copies the pool: it is updated in place, whatever its size."""
+"""Neither a step nor a copy of pages copies the pool: it is updated in place, whatever its size."""
 
+import jax
 import pytest
-from compiled_steps import LARGE_POOL, SMALL_POOL, STEPS, compile_step, pool_bytes, pool_copies
+from compiled_steps import LARGE_POOL, SMALL_POOL, STEPS, compile_copies, compile_step, pool_bytes, pool_copies
 
 LARGE_POOL_LEN = pool_bytes(LARGE_POOL) // 4  # in float32
+KINDS = (*STEPS, "copy")
 
 
-@pytest.mark.parametrize("kind", STEPS)
+def compiled(kind: str, num_pages: int) -> jax.stages.Compiled:
+    return compile_copies(num_pages) if kind == "copy" else compile_step(kind, num_pages)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_whole_pool_is_aliased(kind: str) -> None:
     for num_pages in (SMALL_POOL, LARGE_POOL):
-        analysis = compile_step(kind, num_pages).memory_analysis()
+        analysis = compiled(kind, num_pages).memory_analysis()
         assert analysis.alias_size_in_bytes == pool_bytes(num_pages)
 
 
-@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_temporary_memory_does_not_grow_with_the_pool(kind: str) -> None:
-    small, large = (compile_step(kind, num_pages).memory_analysis() for num_pages in (SMALL_POOL, LARGE_POOL))
+    small, large = (compiled(kind, num_pages).memory_analysis() for num_pages in (SMALL_POOL, LARGE_POOL))
     assert small.temp_size_in_bytes == large.temp_size_in_bytes > 0
     assert large.temp_size_in_bytes < pool_bytes(LARGE_POOL)
 
 
-@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_instruction_makes_a_pool(kind: str) -> None:
-    assert pool_copies(compile_step(kind, LARGE_POOL).as_text(), LARGE_POOL_LEN) == []
+    assert pool_copies(compiled(kind, LARGE_POOL).as_text(), LARGE_POOL_LEN) == []
 
 
 def test_a_copy_would_be_seen() -> None:

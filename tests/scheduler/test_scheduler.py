@@ -118,7 +118,7 @@ def test_the_first_of_a_group_computes_and_the_others_hit() -> None:
 
 
 def test_the_group_waits_for_the_chunk_that_holds_its_pages_and_no_longer() -> None:
-    scheduler = make_scheduler(page_size=4, max_prefill_tokens=8, schedule_policy="fcfs")
+    scheduler = make_scheduler(page_size=4, max_prefill_tokens=8, schedule_policy="fcfs", partial_pages=False)
     model, make = FakeModel(257, 4), RequestMaker()
     scheduler.add(make(range(17), 2))
     scheduler.add(make([*range(5), 99], 2))

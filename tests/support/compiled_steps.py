@@ -13,8 +13,8 @@ from tiny import TINY, random_weights
 from radix_jax.functional import init_kv
 from radix_jax.models.registry import make_params
 from radix_jax.plan import Bucket
-from radix_jax.runner.pack import empty_inputs, empty_sampling
-from radix_jax.runner.runner import decode_step, prefill_step
+from radix_jax.runner.pack import empty_copies, empty_inputs, empty_sampling
+from radix_jax.runner.runner import copy_step, decode_step, prefill_step
 
 STEPS: dict[str, Callable[..., Any]] = {"prefill": prefill_step, "decode": decode_step}
 BUCKETS = {"prefill": Bucket("prefill", 64, 8, 32), "decode": Bucket("decode", 8, 8, 32)}
@@ -37,6 +37,14 @@ def compile_step(kind: str, num_pages: int, *, donate: bool = True) -> jax.stage
     bucket = BUCKETS[kind]
     step = jax.jit(STEPS[kind], donate_argnums=1 if donate else ())
     return step.lower(params, kv, empty_inputs(bucket), empty_sampling(bucket.num_rows)).compile()
+
+
+@functools.cache
+def compile_copies(num_pages: int) -> jax.stages.Compiled:
+    """The copies in front of a step of 8 rows, over such a pool."""
+    kv = jax.eval_shape(lambda: init_kv(TINY, num_pages, PAGE_SIZE))
+    step = jax.jit(functools.partial(copy_step, num_layers=TINY.num_layers), donate_argnums=0)
+    return step.lower(kv, empty_copies(8, num_pages)).compile()
 
 
 def pool_bytes(num_pages: int) -> int:

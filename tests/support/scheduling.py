@@ -8,7 +8,7 @@ import numpy as np
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.cache.radix_tree import RadixTree
-from radix_jax.plan import StepPlan
+from radix_jax.plan import PageCopy, StepPlan
 from radix_jax.request import Request, SamplingParams
 from radix_jax.scheduler import Buckets, RequestState, Scheduler
 
@@ -26,6 +26,7 @@ def make_scheduler(
     max_prefill_tokens: int = 4096,
     schedule_policy: str = "lpm",
     enable_prefix_cache: bool = True,
+    partial_pages: bool = True,
     cache: PrefixCache | None = None,
 ) -> Scheduler:
     """A scheduler over a cache of its own, unless one is given."""
@@ -36,7 +37,9 @@ def make_scheduler(
         max_running_requests=max_running_requests,
         max_prefill_tokens=max_prefill_tokens,
         schedule_policy=schedule_policy,
-        cache=cache if cache is not None else PrefixCache(RadixTree(page_size), PagePool(num_pages)),
+        cache=cache
+        if cache is not None
+        else PrefixCache(RadixTree(page_size, partial_pages=partial_pages), PagePool(num_pages)),
         enable_prefix_cache=enable_prefix_cache,
         buckets=Buckets(
             page_size=page_size,
@@ -79,7 +82,8 @@ class FakeModel:
     """Runs plans on a pool whose KV of a token is a number made from all ids up to it.
 
     It continues from the KV that the page table names, and the next token depends on all KV of the row. So a page that
-    was overwritten, freed too early or named wrongly shows in the output.
+    was overwritten, freed too early or named wrongly shows in the output. Of a copied page it takes only the tokens
+    that the plan names.
     """
 
     def __init__(self, num_pages: int, page_size: int):
@@ -88,6 +92,9 @@ class FakeModel:
 
     def run(self, plan: StepPlan) -> np.ndarray:
         """Write the KV of the step's tokens, and give the next token of each row; int32 [rows], -1 where none."""
+        copied = [(self._part(copy.target, copy), self._kv[self._part(copy.source, copy)]) for copy in plan.copies]
+        for slots, kv in copied:
+            self._kv[slots] = kv
         writes = []
         for row in plan.rows:
             assert len(row.token_ids) > 0
@@ -104,6 +111,11 @@ class FakeModel:
             [_next_token(self._kv[self._slots(row.pages, row.end)]) if row.samples else -1 for row in plan.rows],
             np.int32,
         )
+
+    def _part(self, page: int, copy: PageCopy) -> np.ndarray:
+        assert page > 0, "the null page is copied"
+        assert 0 < copy.num_tokens < self._page_size
+        return page * self._page_size + np.arange(copy.num_tokens)
 
     def _slots(self, pages: np.ndarray, num_tokens: int) -> np.ndarray:
         positions = np.arange(num_tokens)

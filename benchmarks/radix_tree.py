@@ -1,0 +1,163 @@
+"""The radix tree beside other prefix caches: python -m benchmarks.radix_tree [--sglang DIR] [--json]
+
+Every cache does the same calls in turn, several times over; the median of the processor times counts. Keys and values
+are in the form that a cache takes them in, made before the clock starts; a match includes the pages of what matched. In
+the trace all caches must find the same cached tokens for every request, else the run fails. A per-token trie stands
+beside the tree: nodes, nodes visited, bytes. `--sglang` names a folder with SGLang's unpacked wheel (see
+`benchmarks.sglang_trees`, which also needs torch).
+"""
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.prefix_trace import TraceShape, make_trace
+from benchmarks.sglang_trees import load_sglang, sglang_version
+from benchmarks.token_trie import TrieComparison, compare_with_trie
+from benchmarks.tree_measures import Makers, Row, measure_evictions, measure_insert, measure_match, measure_trace
+from benchmarks.tree_memory import STATUS, bytes_per_token
+from benchmarks.tree_peers import OurTree, PageHashes, PrefixIndex
+
+TRIE_REQUESTS = 128
+# Only in the trace: what no other cache does.
+VARIANTS: Makers = {
+    "radix_jax, insert resumed at the lock": partial(OurTree, resume=True),
+    "radix_jax, resumed, partial pages": partial(OurTree, resume=True, partial_pages=True),
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the figures come from."""
+
+    cpu: str
+    num_cpus: int
+    python: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Report:
+    """All figures of a run. found: prompt tokens that every cache found in the trace, by page size."""
+
+    benchmark: str
+    machine: Machine
+    rows: list[Row]
+    found: dict[int, int]
+    trie: TrieComparison
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure everything that the options ask for."""
+    trees: dict[str, Callable[[int], PrefixIndex]] = {OurTree.name: OurTree}
+    if options.sglang:
+        trees |= load_sglang(options.sglang)
+    paged: Makers = trees | {PageHashes.name: PageHashes}
+    trace = make_trace(TraceShape(num_requests=options.requests))
+    rows = [
+        measure_match(paged, 8192, 1, options.repeats),
+        measure_match(paged, 131072, 16, options.repeats),
+        measure_insert(paged, options.repeats),
+    ]
+    found: dict[int, int] = {}
+    for page_size, makers in ((1, trees), (16, paged)):  # a hash a token is no use to anyone
+        row, found[page_size] = measure_trace({**makers, **VARIANTS}, trace, page_size, options.repeats)
+        rows.append(row)
+    rows += measure_evictions(trees, options.leaves, options.repeats)
+    if STATUS.exists():
+        rows.append(measure_memory(list(paged), options.sglang))
+    return Report("radix_tree", describe_machine(options.sglang), rows, found, compare_with_trie(trace, TRIE_REQUESTS))
+
+
+def measure_memory(names: Sequence[str], sglang: Path | None) -> Row:
+    """Bytes a cached token of each cache, in a process of its own."""
+    return Row(
+        "memory of a cached token, 1k-token nodes, P=16",
+        "bytes",
+        {name: bytes_per_token(partial(find_maker, name, sglang)) for name in names},
+    )
+
+
+def find_maker(name: str, sglang: Path | None) -> Callable[[int], PrefixIndex]:
+    """The cache of that name, made from a page size."""
+    ours: dict[str, Callable[[int], PrefixIndex]] = {OurTree.name: OurTree, PageHashes.name: PageHashes}
+    return ours[name] if name in ours or sglang is None else load_sglang(sglang)[name]
+
+
+def describe_machine(sglang: Path | None) -> Machine:
+    """Processor and versions."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    versions = {"numpy": np.__version__}
+    if sglang is not None:
+        versions |= {"sglang": sglang_version(sglang), "torch": import_module("torch").__version__}
+    return Machine(cpu, os.cpu_count() or 0, platform.python_version(), versions)
+
+
+def as_table(report: Report) -> str:
+    """The report in Markdown; in brackets how many times ours a figure is."""
+    names = list(dict.fromkeys(name for row in report.rows for name in row.values))
+    lines = ["| | unit | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
+    for row in report.rows:
+        ours = row.values[OurTree.name]
+        cells = [_cell(row.values.get(name), ours, name == OurTree.name) for name in names]
+        lines.append(f"| {row.name} | {row.unit} | " + " | ".join(cells) + " |")
+    trie, machine = report.trie, report.machine
+    lines += [
+        "",
+        "In brackets: times ours. Prompt tokens found in the trace, by every cache the same: "
+        + ", ".join(f"{found:,} at P={page_size}" for page_size, found in report.found.items())
+        + ".",
+        "",
+        f"| {trie.num_requests} requests, {trie.num_tokens:,} cached tokens, P=1 | token trie | radix tree |",
+        "|---|---|---|",
+        f"| nodes | {trie.trie_nodes:,} | {trie.tree_nodes:,} |",
+        f"| nodes visited a match | {trie.trie_visits:,.1f} | {trie.tree_visits:.1f} |",
+        f"| bytes a cached token | {trie.trie_bytes_per_token:.1f} | {trie.tree_bytes_per_token:.1f} |",
+        "",
+        f"{machine.cpu}, {machine.num_cpus} processors, Python {machine.python}, "
+        + ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, ours: float, is_ours: bool) -> str:
+    if value is None:
+        return "-"
+    digits = 0 if value >= 100 else 1
+    return f"{value:,.{digits}f}" if is_ours else f"{value:,.{digits}f} ({value / ours:.1f}x)"
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.radix_tree", description="The radix tree beside other prefix caches."
+    )
+    parser.add_argument("--sglang", type=Path, metavar="DIR", help="folder with SGLang's unpacked wheel")
+    parser.add_argument("--requests", type=int, default=TraceShape().num_requests, help="in the trace (%(default)s)")
+    parser.add_argument("--leaves", default="1000,100000,1000000", help="sizes to evict from (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=7, help="samples of each figure (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON line")
+    options = parser.parse_args(arguments)
+    options.leaves = [int(leaves) for leaves in options.leaves.split(",")]
+    return options
+
+
+def main() -> None:
+    """Run it and print what came out."""
+    options = parse_arguments()
+    report = run(options)
+    print(json.dumps(asdict(report)) if options.json else as_table(report))
+
+
+if __name__ == "__main__":
+    main()

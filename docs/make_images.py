@@ -1,0 +1,183 @@
+"""Remakes docs/images: `python docs/make_images.py`.
+
+Each picture is drawn from a tree that is built here, call by call.
+"""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from radix_jax.cache import PagePool, PrefixCache, RadixTree
+from radix_jax.viz import PoolSnapshot, Replay, render_svg
+
+IMAGES = Path(__file__).parent / "images"
+
+
+def main() -> None:
+    """Write all pictures."""
+    IMAGES.mkdir(exist_ok=True)
+    for name, content in make_images().items():
+        (IMAGES / name).write_text(content, encoding="utf-8")
+        print(f"{IMAGES / name}: {len(content.encode()):,} bytes")
+
+
+def make_images() -> dict[str, str]:
+    """File name -> content of each picture."""
+    requests = textbook_requests()
+    return {
+        "small_tree.svg": small_tree(),
+        "large_tree.svg": render_svg(large_tree().snapshot(), max_nodes=28, max_depth=4),
+        "deep_tree.svg": render_svg(deep_tree().snapshot()),
+        "textbook_splits.svg": textbook_splits().render_svg(),
+        "textbook_requests.svg": requests.render_svg(),
+        "textbook_requests.html": requests.render_html("Two requests share a prefix"),
+    }
+
+
+class Words:
+    """A vocabulary of whole words with their spaces, made as they come."""
+
+    def __init__(self) -> None:
+        self._words: list[str] = []
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of the text, a word each."""
+        ids = []
+        for number, word in enumerate(text.split(" ")):
+            piece = f" {word}" if number else word
+            if piece not in self._words:
+                self._words.append(piece)
+            ids.append(self._words.index(piece))
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids."""
+        return "".join(self._words[number] for number in ids)
+
+
+def small_tree() -> str:
+    """Chat prompts under one system prompt, one of them running, and a second tenant; tokens decoded."""
+    words = Words()
+    cache = PrefixCache(RadixTree(page_size=1), PagePool(200))
+    system = "You answer in one line. "
+    for question in (
+        "What is a radix tree?",
+        "What is a page table?",
+        "Write a haiku on caches.",
+        "俳句 を 一つ 書いて",
+    ):
+        _serve(cache, words.encode(system + question))
+    for _ in range(2):
+        _serve(cache, words.encode(f"{system}What is a radix tree? A tree whose edges hold whole strings."))
+    _serve(cache, words.encode("Translate <b>this</b>"), namespace=("tenant", 7))
+    running = cache.match_prefix(words.encode(f"{system}What is a page table?"))
+    cache.lock(running.handle)
+    return render_svg(cache.tree.snapshot(), words.decode)
+
+
+def large_tree() -> RadixTree:
+    """3,000 requests: 12 system prompts, unevenly liked, and conversations of several turns below each."""
+    draw = random.Random(20)
+    cache = PrefixCache(RadixTree(page_size=16), PagePool(80_000))
+
+    def tokens(at_least: int, below: int) -> list[int]:
+        return [draw.randrange(32_000) for _ in range(draw.randrange(at_least, below))]
+
+    talks = [[tokens(200, 1_200)] for _ in range(12)]
+    for _ in range(3_000):
+        talk = talks[min(int(draw.paretovariate(0.8)), 12) - 1]
+        before = talk[0] if draw.random() < 0.3 else draw.choice(talk)
+        turn = before + tokens(40, 400)
+        _serve(cache, turn)
+        if len(turn) < 4_000:
+            talk.append(turn)
+    for talk in talks[:3]:
+        cache.lock(cache.match_prefix(talk[-1]).handle)
+    return cache.tree
+
+
+def deep_tree() -> RadixTree:
+    """A conversation of 30 turns, a side branch every few turns."""
+    tree = RadixTree(page_size=4)
+    turns: list[int] = []
+    for turn in range(30):
+        turns += range(100 * turn, 100 * turn + 24)
+        tree.insert_prefix(turns, range(1, len(turns) // 4 + 1))
+        if turn % 3 == 0:
+            side = [*turns[:-12], *range(9_000 + turn, 9_008 + turn)]
+            tree.insert_prefix(side, range(1_000 + turn, 1_000 + turn + len(side) // 4))
+    tree.lock(tree.match_prefix(turns[:72]).handle)
+    return tree
+
+
+def textbook_splits() -> Replay:
+    """A, B and C inserted: B splits A's node after 3 tokens, C splits what is left of it after 2."""
+    tree = RadixTree(page_size=1)
+    replay = Replay()
+    replay.add("An empty tree", tree.snapshot())
+    for name, ids, first_page, note in (
+        ("A", [101, 11, 12, 21, 22], 1, "All five tokens are one edge."),
+        ("B", [101, 11, 12, 31, 32], 11, "B shares three tokens with A: the edge is split after them. No KV moves."),
+        ("C", [101, 11, 99], 21, "C shares two of those three: they are split once more."),
+    ):
+        tree.insert_prefix(ids, range(first_page, first_page + len(ids)))
+        replay.add(f"Insert {name} = {ids}", tree.snapshot(), note)
+    return replay
+
+
+def textbook_requests() -> Replay:
+    """R1 and R2 share S: match, lock, allocate, insert, unlock, evict, with a pool of 10 pages."""
+    shared = [900, 10, 11, 12]
+    first, second = [*shared, 31, 32], [*shared, 41, 42, 43]
+    cache = PrefixCache(RadixTree(page_size=1), PagePool(11))
+    replay = Replay()
+    private: list[int] = []
+
+    def show(title: str, note: str) -> None:
+        pool = PoolSnapshot(cache.pool.num_pages, np.array(private, np.int32))
+        replay.add(title, cache.tree.snapshot(), note, pool)
+
+    _serve(cache, shared)
+    show("S is cached", f"S = {shared} came from a request that is over, so nothing is locked.")
+    handles, tables = [], []
+    for name, ids in (("R1", first), ("R2", second)):
+        match = cache.match_prefix(ids[:-1])
+        show(f"Match {name} = {ids}", f"{match.cached_len} of {len(ids)} tokens are cached. Only the rest is computed.")
+        cache.lock(match.handle)
+        show(f"Lock {name}", f"The {match.cached_len} matched tokens can't be evicted while {name} runs.")
+        own = cache.allocate(len(ids) - match.cached_len)
+        private.extend(own.tolist())
+        show(f"Allocate for {name}", f"Pages {own[0]} to {own[-1]} take the KV of {ids[4:]}; private to {name} so far.")
+        done = cache.commit(ids, np.concatenate([match.pages, own]), match.handle)
+        private.clear()
+        show(f"Insert {name}", f"{name}'s pages are the tree's now, and its lock reaches to its end.")
+        handles.append(done.handle)
+        tables.append(done.pages)
+    cache.release(handles[0], tables[0])
+    show("Unlock R1", "R1 is over. Its own tail is evictable; S stays locked through R2.")
+    more = cache.allocate(2)
+    private.extend(more.tolist())
+    show(
+        "Evict to allocate 2 more",
+        f"R2 needs 2 pages and 1 was free, so R1's tail left the tree. Pages {more[0]} and {more[-1]} are R2's now.",
+    )
+    private.clear()
+    cache.free(more)
+    cache.release(handles[1], tables[1])
+    show("Unlock R2", "Nothing is locked. All that is cached waits for the next request, or for eviction.")
+    return replay
+
+
+def _serve(cache: PrefixCache, ids: list[int], namespace: object = None) -> None:
+    """One request from start to end."""
+    match = cache.match_prefix(ids, namespace)
+    cache.lock(match.handle)
+    own = cache.allocate(-(-len(ids) // cache.page_size) - len(match.pages))
+    done = cache.commit(ids, np.concatenate([match.pages, own]), match.handle, namespace)
+    cache.release(done.handle, done.pages)
+
+
+if __name__ == "__main__":
+    main()
