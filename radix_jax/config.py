@@ -26,7 +26,8 @@ class EngineConfig:
     schedule_policy: "lpm" (longest prefix match, with aging), "fcfs" or "shortest-prefill-first".
     eviction_policy: which unlocked leaf goes first; "lru".
     enable_prefix_cache: False computes every prompt in full.
-    dtype, kv_dtype: of weights and of the pool; None is float32 on CPU and bfloat16 on accelerators.
+    dtype: of the weights; None is float32 on CPU and bfloat16 on accelerators.
+    kv_dtype: of the pool; None is float32 on CPU and dtype on accelerators.
     attention_backend: "auto" picks by platform.
     warmup: "full" compiles every bucket at start, "lazy" on first use.
     compile_cache_dir: folder of XLA's persistent compile cache; None is the user's cache folder, "" turns it off.
