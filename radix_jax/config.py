@@ -40,7 +40,8 @@ class EngineConfig:
         next turn can soon recompute), "reuse-credit" (age, less for what was reused) or "cost-aware" (first what is
         cheap to recompute); `radix_jax.cache.eviction_rules.make_policy` has the exact rules.
     enable_prefix_cache: False computes every prompt in full.
-    dtype, kv_dtype: of weights and of the pool; None is float32 on CPU and bfloat16 on accelerators.
+    dtype: of the weights; None is float32 on CPU and bfloat16 on accelerators.
+    kv_dtype: of the pool; None is float32 on CPU and dtype on accelerators.
     attention_backend: "auto" picks by platform.
     warmup: "full" compiles every bucket at start, "lazy" on first use.
     compile_cache_dir: folder of XLA's persistent compile cache; None is the user's cache folder, "" turns it off.

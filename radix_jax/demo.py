@@ -21,7 +21,7 @@ from radix_jax.checkpoints import resolve
 from radix_jax.engine import Engine
 from radix_jax.llm import LLM
 from radix_jax.request import RequestOutput, SamplingParams
-from radix_jax.terminal import draw_tree
+from radix_jax.terminal import draw_tree, terminal_width
 from radix_jax.text import AnyTokenizer
 from radix_jax.viz import TreeSnapshot
 
@@ -134,7 +134,7 @@ def run_demo(model: str, script: Script = SCRIPT, console: Console | None = None
     Raises:
         ValueError: the model cannot be found or loaded, or the script does not fit its context.
     """
-    console = console or Console(highlight=False)
+    console = console or Console(highlight=False, width=terminal_width())
     path = resolve(model)
     start_s = time.perf_counter()
     with LLM(path, **SETTINGS) as llm:

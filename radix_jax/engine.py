@@ -293,7 +293,7 @@ class Engine:
         _LOG.warning("a step did not finish: its requests are dropped and the cache is emptied")
         self._cache, self._scheduler = self._new_bookkeeping()
         self._prompts.clear()
-        self._runner.restore_pool()
+        self._runner.renew_pool()
 
     def _make_request(self, token_ids: TokenIds, sampling: SamplingParams, namespace: Hashable) -> Request:
         ids = _checked_ids(token_ids, self._vocab_size)

@@ -14,14 +14,20 @@ from radix_jax.request import RequestOutput, SamplingParams
 from radix_jax.text import AnyTokenizer, IncrementalDetokenizer
 from radix_jax.viz import TreeSnapshot, render_text
 
-_MIN_WIDTH, _MAX_WIDTH = 80, 120
+_MIN_WIDTH, _USUAL_WIDTH, _MAX_WIDTH = 80, 100, 120
+_MAX_NODES = 60
 _COMMANDS = "/reset forgets the conversation, /tree draws the cache, /exit or Ctrl-D ends"
 
 
-def draw_tree(snapshot: TreeSnapshot, tokenizer: AnyTokenizer, max_nodes: int = 60) -> str:
-    """The tree as lines of text, tokens decoded, as wide as the terminal within 80 to 120 columns."""
-    width = shutil.get_terminal_size().columns
-    return render_text(snapshot, tokenizer.decode, max_nodes=max_nodes, width=min(max(width, _MIN_WIDTH), _MAX_WIDTH))
+def terminal_width() -> int:
+    """Columns to write in: the terminal's, within 80 to 120; 100 where there is none."""
+    width = shutil.get_terminal_size((_USUAL_WIDTH, 24)).columns
+    return min(max(width, _MIN_WIDTH), _MAX_WIDTH)
+
+
+def draw_tree(snapshot: TreeSnapshot, tokenizer: AnyTokenizer) -> str:
+    """The tree as lines of text, tokens decoded, as wide as `terminal_width`."""
+    return render_text(snapshot, tokenizer.decode, max_nodes=_MAX_NODES, width=terminal_width())
 
 
 def stream_text(

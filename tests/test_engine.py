@@ -437,10 +437,15 @@ def test_an_add_that_is_interrupted_leaves_nothing(engine: Engine, monkeypatch: 
     assert output.outputs[0].token_ids == dense_greedy([1, 2, 3], 2)
 
 
-def test_a_pool_lost_between_two_statements_is_made_anew(engine: Engine) -> None:
-    assert not engine.runner.restore_pool()
-    engine.runner.kv.delete()
-    assert engine.runner.restore_pool()
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_pool_is_made_anew_whether_it_is_lost_or_not(engine: Engine, lost: bool) -> None:
+    engine.flush_cache()
+    before = engine.runner.kv
+    if lost:
+        before.delete()
+    engine.runner.renew_pool()
+    assert before.is_deleted()
+    assert not engine.runner.kv.is_deleted()
     [output] = generate(engine, [[1, 2, 3]], greedy(2))
     assert output.outputs[0].token_ids == dense_greedy([1, 2, 3], 2)
 

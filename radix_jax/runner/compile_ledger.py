@@ -33,11 +33,12 @@ class CompileLedger:
 
     def timed(self, bucket: Bucket, reason: CompileReason, compile_step: Callable[[], T]) -> T:
         """Run `compile_step` and enter it."""
+        _LOG.info("compiling %s (%s)", bucket, reason)
         start = time.perf_counter()
         compiled = compile_step()
         seconds_s = time.perf_counter() - start
         self.records.append(CompileRecord(bucket, reason, seconds_s))
-        _LOG.info("compiled %s for %s in %.1f s", bucket, reason, seconds_s)
+        _LOG.info("compiled in %.1f s", seconds_s)
         return compiled
 
     @property

@@ -53,7 +53,7 @@ def copy_step(kv: KVPool, copies: PageCopies, *, num_layers: int) -> KVPool:
 class Runner:
     """Device side of an engine: params, pool, and one compiled program a bucket.
 
-    Not thread-safe. After an interrupt the pool may be gone; `run` then makes a new, empty one and says so.
+    Not thread-safe. After a step that failed or was interrupted the pool may be gone; `renew_pool` then makes another.
     """
 
     def __init__(
@@ -111,12 +111,11 @@ class Runner:
             return np.zeros(len(plan.rows), np.int32)
         return jax.device_get(tokens)[: len(plan.rows)]
 
-    def restore_pool(self) -> bool:
-        """Make a new, empty pool if an interrupt between two statements lost the donated one; True if it did."""
-        lost = self._kv.is_deleted()
-        if lost:
-            self._kv = self._empty_pool()
-        return lost
+    def renew_pool(self) -> None:
+        """Put a new, empty pool in the place of one that a failed step may have lost or left half written."""
+        if not self._kv.is_deleted():
+            self._kv.delete()
+        self._kv = self._empty_pool()
 
     def close(self) -> None:
         """Give the pool's memory back and let go of params and compiled steps; a second call changes nothing."""
