@@ -48,8 +48,6 @@ def token_bytes(ids: TokenIds) -> bytes:
     Raises:
         ValueError: as `to_int32`.
     """
-    if type(ids) is np.ndarray and ids.dtype is INT32 and ids.ndim == 1:  # the usual case, without a second call
-        return ids.tobytes()
     return to_int32(ids, "token ids").tobytes()
 
 
@@ -59,24 +57,20 @@ def key_bytes(ids: TokenIds) -> KeyBytes:
     Raises:
         ValueError: as `to_int32`.
     """
-    if len(ids) > _LONGEST_COPY:
-        return np.ascontiguousarray(to_int32(ids, "token ids")).data.cast("B")
-    return token_bytes(ids)
+    if type(ids) is np.ndarray and ids.dtype is INT32 and ids.ndim == 1 and ids.size <= _LONGEST_COPY:
+        return ids.tobytes()  # the usual case, without a second call
+    array = to_int32(ids, "token ids")
+    return array.tobytes() if array.size <= _LONGEST_COPY else np.ascontiguousarray(array).data.cast("B")
 
 
-def check_num_pages(num_given: int, num_tokens: int, page_size: int) -> int:
-    """Full pages of `num_tokens` tokens, which `num_given` page ids cover.
-
-    Raises:
-        ValueError: they are neither one a full page, nor one more where a tail is left.
-    """
+def check_num_pages(num_given: int, num_tokens: int, page_size: int) -> None:
+    """Raise ValueError unless the page ids are one a full page of the tokens, or one more where a tail is left."""
     num_pages = num_tokens // page_size
     if num_given != num_pages and num_given != -(-num_tokens // page_size):
         raise ValueError(
             f"{num_given} pages for {num_tokens} tokens at page_size={page_size}; pass {num_pages} page ids, one a "
             "full page, or one more if a tail is left"
         )
-    return num_pages
 
 
 def common_len(edge: bytes, key: KeyBytes, start: int) -> int:

@@ -117,15 +117,14 @@ class RadixTree:
         if start is not None:
             path[:0] = path_to(top)
         last = path[-1] if path else top
-        cached_len, donor = last.end_len, NO_DONOR
+        cached_len, (donor_page, donor_len, donor_handle) = last.end_len, NO_DONOR
         if self._partial_pages and last.children:
-            first_byte = len(key) - (len(ids) - cached_len) * TOKEN_BYTES
-            donor = find_donor(self, last, bytes(key[first_byte : first_byte + self._page_bytes]))
-        if not path:
-            return MatchResult(0, NO_PAGES, PrefixHandle(self, self._roots.nothing, 0), *donor)
+            next_page = key[len(key) - (len(ids) - cached_len) * TOKEN_BYTES :][: self._page_bytes]
+            donor_page, donor_len, donor_handle = find_donor(self, last, bytes(next_page))
         self._touch(last)
         pages = np.frombuffer(b"".join([node.pages for node in path]), INT32)
-        return _new(MatchResult, (cached_len, pages, PrefixHandle(self, last, cached_len), *donor))
+        handle = PrefixHandle(self, last, cached_len)
+        return _new(MatchResult, (cached_len, pages, handle, donor_page, donor_len, donor_handle))
 
     def match_len(self, ids: TokenIds, namespace: Hashable = None) -> int:
         """`cached_len` of a match, changing nothing: no split, no hit, no recency.
@@ -170,7 +169,9 @@ class RadixTree:
         """
         token_ids, page_ids = to_int32(ids, "token ids"), to_int32(pages, "pages")
         page_size = self._page_size
-        num_pages = check_num_pages(len(page_ids), len(token_ids), page_size)
+        num_pages = len(token_ids) // page_size
+        if len(page_ids) != num_pages:
+            check_num_pages(len(page_ids), len(token_ids), page_size)
         node, path, key = self._find(token_ids, namespace, start)
         if path:
             node = path[-1]
@@ -254,8 +255,7 @@ class RadixTree:
             raise ValueError(f"num_tokens={num_tokens} to evict is negative")
         taken: list[bytes] = []
         events: list[PagesRemoved] = []
-        next_leaf = self._policy.next_leaf
-        num_taken = 0
+        num_taken, next_leaf = 0, self._policy.next_leaf
         while num_taken < num_tokens:
             try:
                 leaf = next_leaf()
@@ -265,7 +265,7 @@ class RadixTree:
                 break  # what is out already must reach the caller
             if leaf is None:
                 break
-            pages, length = leaf.pages, leaf.length
+            pages, length = leaf.pages, len(leaf.edge) // TOKEN_BYTES
             if trim and (surplus := num_taken + length - num_tokens) >= self._page_size:
                 pages = leaf.trim_to(surplus - surplus % self._page_size)
                 length -= surplus - surplus % self._page_size

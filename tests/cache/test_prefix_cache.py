@@ -244,3 +244,12 @@ def test_a_request_without_any_full_page_leaves_nothing():
     assert done.handle is start
     cache.release(done.handle, done.pages)
     assert sizes(cache) == (9, 0, 0)
+
+
+def test_a_request_that_matches_again_counts_its_hits_once():
+    cache = PrefixCache(RadixTree(page_size=1), PagePool(8))
+    cache.tree.insert_prefix([1, 2], cache.allocate(2))
+    first = cache.match_prefix([1, 2, 3])
+    again = cache.match_prefix([1, 2, 3], start=first.handle)
+    assert again.pages.tolist() == first.pages.tolist()
+    assert again.handle.node.hits == 1

@@ -1,4 +1,5 @@
-"""The four benchmark workloads compute no prompt token twice: their prefill counts are the minimum, at page_size 1."""
+"""The four benchmark workloads compute no prompt token twice: their prefill counts are the minimum, at page_size 1 and,
+with partial pages, at 16."""
 
 import pytest
 from scheduling import FakeModel, RequestMaker, make_scheduler, run_all
@@ -6,7 +7,7 @@ from scheduling import FakeModel, RequestMaker, make_scheduler, run_all
 from benchmarks.workloads import WORKLOADS, waves
 from radix_jax.scheduler import RequestState
 
-NUM_PAGES = 16_385
+NUM_TOKENS = 16_384
 
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs", "shortest-prefill-first"])
@@ -14,10 +15,29 @@ NUM_PAGES = 16_385
     ("name", "minimum"), [("shared", 2_560), ("multiturn", 2_344), ("noshare", 8_192), ("tree", 8_160)]
 )
 def test_prefill_is_minimal(name: str, minimum: int, policy: str) -> None:
+    assert num_prefill_tokens(name, 1, policy) == minimum
+
+
+@pytest.mark.parametrize(
+    ("name", "whole_pages", "minimum"),
+    [("shared", 2_560, 2_560), ("multiturn", 2_944, 2_344), ("noshare", 8_192, 8_192), ("tree", 8_160, 8_160)],
+)
+def test_partial_pages_make_it_minimal_at_page_size_16(name: str, whole_pages: int, minimum: int) -> None:
+    assert num_prefill_tokens(name, 16, "lpm", partial_pages=False) == whole_pages
+    assert num_prefill_tokens(name, 16, "lpm") == minimum
+
+
+def num_prefill_tokens(name: str, page_size: int, policy: str, *, partial_pages: bool = True) -> int:
+    num_pages = NUM_TOKENS // page_size + 1
     scheduler = make_scheduler(
-        num_pages=NUM_PAGES, max_running_requests=64, max_prefill_tokens=2048, schedule_policy=policy
+        page_size=page_size,
+        num_pages=num_pages,
+        max_running_requests=64,
+        max_prefill_tokens=2048,
+        schedule_policy=policy,
+        partial_pages=partial_pages,
     )
-    model, make = FakeModel(NUM_PAGES, 1), RequestMaker()
+    model, make = FakeModel(num_pages, page_size), RequestMaker()
     done: dict[int, RequestState] = {}
     for wave in waves(WORKLOADS[name]()):
         for segment in wave:
@@ -31,5 +51,6 @@ def test_prefill_is_minimal(name: str, minimum: int, policy: str) -> None:
         done |= {int(request_id): state for request_id, state in run_all(scheduler, model).items()}
     scheduler.check_integrity()
     assert len(done) == len(WORKLOADS[name]())
-    assert scheduler.stats.num_prefill_tokens == minimum
-    assert scheduler.stats.num_prompt_tokens == scheduler.stats.num_cached_tokens + minimum
+    stats = scheduler.stats
+    assert stats.num_prompt_tokens == stats.num_cached_tokens + stats.num_prefill_tokens
+    return stats.num_prefill_tokens
