@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -63,18 +64,24 @@ def run(options: argparse.Namespace) -> Report:
     paged: Makers = trees | {PageHashes.name: PageHashes}
     trace = make_trace(TraceShape(num_requests=options.requests))
     rows = [
-        measure_match(paged, 8192, 1, options.repeats),
-        measure_match(paged, 131072, 16, options.repeats),
-        measure_insert(paged, options.repeats),
+        _tell(measure_match(paged, 8192, 1, options.repeats)),
+        _tell(measure_match(paged, 131072, 16, options.repeats)),
+        _tell(measure_insert(paged, options.repeats)),
     ]
     found: dict[int, int] = {}
     for page_size, makers in ((1, trees), (16, paged)):  # a hash a token is no use to anyone
         row, found[page_size] = measure_trace({**makers, **VARIANTS}, trace, page_size, options.repeats)
-        rows.append(row)
-    rows += measure_evictions(trees, options.leaves, options.repeats)
+        rows.append(_tell(row))
+    rows += [_tell(row) for row in measure_evictions(trees, options.leaves, options.repeats)]
     if STATUS.exists():
-        rows.append(measure_memory(list(paged), options.sglang))
+        rows.append(_tell(measure_memory(list(paged), options.sglang)))
     return Report("radix_tree", describe_machine(options.sglang), rows, found, compare_with_trie(trace, TRIE_REQUESTS))
+
+
+def _tell(row: Row) -> Row:
+    """Say on the error stream that a row is done: a run takes minutes."""
+    print(row, file=sys.stderr, flush=True)
+    return row
 
 
 def measure_memory(names: Sequence[str], sglang: Path | None) -> Row:

@@ -148,14 +148,14 @@ class _Forest:
 def _in_turn(samples: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, float]:
     """Take a sample of each in turn, so often; the median of each, in microseconds. Garbage waits meanwhile."""
     taken: dict[str, list[float]] = {name: [] for name in samples}
-    for _ in range(repeats):
-        for name, sample in samples.items():
-            gc.collect()
-            gc.disable()
-            try:
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(repeats):
+            for name, sample in samples.items():
                 taken[name].append(sample())
-            finally:
-                gc.enable()
+    finally:
+        gc.enable()
     return {name: statistics.median(seconds_s) * US for name, seconds_s in taken.items()}
 
 
