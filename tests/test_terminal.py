@@ -143,8 +143,8 @@ def test_a_chat_at_a_terminal_tells_what_was_cached(monkeypatch: pytest.MonkeyPa
     for said in answers("HELLO", "MORE"):
         assert f"{said}\n" in written
     assert "[10 prompt tokens, 0 of them cached; 8 generated, length]" in written
-    # U:HELLO.A: and the answer are 18 tokens, the last one without KV; .U:MORE.A: are 10 more. A page is 4.
-    assert "[28 prompt tokens, 16 of them cached; 8 generated, length]" in written
+    # U:HELLO.A: and the answer are 18 tokens, the last one without KV; .U:MORE.A: are 10 more.
+    assert "[28 prompt tokens, 17 of them cached; 8 generated, length]" in written
     assert_idle(llm.engine)
 
 

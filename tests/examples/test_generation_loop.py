@@ -3,7 +3,6 @@
 import jax
 import jax.export
 import numpy as np
-import pytest
 from tiny import dense_greedy, random_prompts, tiny_llama
 
 from examples.generation_loop import PAGE_SIZE, export_step, generate, one_row
@@ -40,7 +39,6 @@ def test_exported_steps_give_the_same_tokens() -> None:
 
 
 def test_exported_steps_survive_as_bytes() -> None:
-    pytest.importorskip("flatbuffers", reason="jax.export serializes through flatbuffers")
     programs, leaves = exported_pair()
     loaded = [jax.export.deserialize(program.serialize()) for program in programs]
     logits = [program.call(*flat)[1] for program, flat in zip(loaded, leaves, strict=True)]
