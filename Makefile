@@ -17,7 +17,7 @@ test: $(VENV)/.installed-test  ## the tests, 15 minutes at most on 2 cores; need
 	$(PYTEST)
 
 test-slow: $(VENV)/.installed-test $(VENV)/.installed-oracle  ## the rest: against transformers, the real model at length
-	$(PYTEST) -m 'slow and not aot'
+	$(PYTEST) -m 'slow and not aot' --timeout=1200
 
 test-aot: $(VENV)/.installed-test  ## the full model compiled for accelerators that are not there
 	$(PYTEST) -m aot
