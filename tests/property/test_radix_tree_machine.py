@@ -131,9 +131,9 @@ def one_random_operation(walk: TreeWalk, rng: np.random.Generator) -> None:
             walk.insert(ids, namespace, number % 3, number % 2 == 0, None)
         case 3 | 4:
             walk.match(ids, namespace, None)
-        case 5 | 6 if held and len(held.ids) < 20 * walk.page_size:
+        case 5 | 6 if held and len(held.ids) < 8 * walk.page_size:
             walk.match(held.ids + ids, held.namespace, held)
-        case 7 | 8 if held and len(held.ids) < 20 * walk.page_size:
+        case 7 | 8 if held and len(held.ids) < 8 * walk.page_size:
             walk.insert(held.ids + ids, held.namespace, 0, False, held)
         case 9 if held:
             walk.resume_wrongly(held)
@@ -142,7 +142,7 @@ def one_random_operation(walk: TreeWalk, rng: np.random.Generator) -> None:
         case 12 | 13 | 14 if held:
             walk.unlock(held)
         case 15 | 16:
-            walk.evict(number % (6 * walk.page_size), trim=number % 5 == 0)
+            walk.evict(number % (9 * walk.page_size), trim=number % 5 == 0)
         case 17:
             walk.pin(ids, namespace, 1 + number % 4)
         case 18 if walk.pins and number % 2:

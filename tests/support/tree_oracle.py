@@ -150,14 +150,15 @@ class TreeOracle:
 
     def leaves(self) -> list[Leaf]:
         """Unlocked nodes that nothing continues."""
-        inner = {self.above(end) for end in self.ends}
+        above = {end: self.above(end) for end in self.ends}
+        inner = set(above.values())
         leaves = []
-        for end, node_id in self.ends.items():
-            if end not in inner and not self.locks[end]:
-                above = self.above(end)
-                start_len = 0 if above is None else len(above[1])
+        for end in self.ends.keys() - inner:
+            if not self.locks[end]:
+                start = above[end]
+                start_len = 0 if start is None else len(start[1])
                 num_tokens = len(end[1]) - start_len
-                leaves.append(Leaf(end, num_tokens, start_len, self.reach[end], node_id, self.pages[end]))
+                leaves.append(Leaf(end, num_tokens, start_len, self.reach[end], self.ends[end], self.pages[end]))
         return leaves
 
     def evict(self, num_tokens: int, trim: bool) -> tuple[list[int], list[Prefix]]:

@@ -193,6 +193,7 @@ class TreeWalk:
         first, events = self.events.take()
         assert first == self.num_events
         self.num_events += len(events)
+        stored: set[int] = set()
         for event in events:
             match event:
                 case PagesStored(page_ids, parent, token_ids, page_size, namespace):
@@ -201,18 +202,18 @@ class TreeWalk:
                         tokens = tuple(token_ids[place * page_size : (place + 1) * page_size])
                         self.told[page] = (parent, tokens, namespace)
                         parent = page
+                    stored.update(page_ids)
                 case PagesRemoved(page_ids, namespace):
-                    for page in reversed(page_ids):
-                        assert self.told.pop(page)[2] == namespace
-                        assert all(above != page for above, _, _ in self.told.values())
+                    assert {self.told.pop(page)[2] for page in page_ids} == {namespace}
+                    assert not any(above in page_ids for above, _, _ in self.told.values())
                 case CacheCleared():
                     self.told.clear()
         assert self.told.keys() == pages.keys()
-        for page, prefix in pages.items():
+        for page in stored & pages.keys():
             tokens: tuple[int, ...] = ()
             above: int | None = page
             while above is not None:
                 above, page_tokens, namespace = self.told[above]
                 tokens = page_tokens + tokens
-                assert (type(namespace), repr(namespace)) == prefix[0]
-            assert tokens == prefix[1]
+                assert (type(namespace), repr(namespace)) == pages[page][0]
+            assert tokens == pages[page][1]
