@@ -7,9 +7,9 @@ from tiny import dense_greedy, generate, greedy, random_prompts, tiny_engine, to
 NUM_TOKENS = 4
 
 
-def all_ways(prompts: list[np.ndarray], num_pages: int) -> dict[str, list[list[int]]]:
-    """The ids by each way to run the prompts, in a pool that keeps them all."""
-    cached, uncached = tiny_engine(num_pages=num_pages), tiny_engine(enable_prefix_cache=False)
+def all_ways(prompts: list[np.ndarray]) -> dict[str, list[list[int]]]:
+    """The ids by each way to run the prompts."""
+    cached, uncached = tiny_engine(), tiny_engine(enable_prefix_cache=False)
     ways = {}
     for name, engine in (("cold", cached), ("warm", cached), ("off", uncached)):
         ways[f"{name}, eight"] = token_ids(generate(engine, prompts, greedy(NUM_TOKENS)))
@@ -20,14 +20,16 @@ def all_ways(prompts: list[np.ndarray], num_pages: int) -> dict[str, list[list[i
         if name == "warm":
             for output in one_by_one:
                 prompt_len = len(output.prompt_token_ids)
-                assert (prompt_len - 1) // 4 * 4 <= output.cached_tokens <= prompt_len - 1
+                # A thousand prompts do not all stay in the pool: then any of them may be gone again.
+                least = (prompt_len - 1) // 4 * 4 if len(prompts) == 100 else 0
+                assert least <= output.cached_tokens <= prompt_len - 1
     return ways
 
 
 def test_a_hundred_prompts_of_five_stems() -> None:
     prompts = random_prompts(100, lens=(1, 100), num_stems=5, seed=30)
     expected = [dense_greedy(prompt, NUM_TOKENS) for prompt in prompts]
-    assert {name: ids == expected for name, ids in all_ways(prompts, 1600).items()} == dict.fromkeys(
+    assert {name: ids == expected for name, ids in all_ways(prompts).items()} == dict.fromkeys(
         ("cold, eight", "warm, eight", "off, eight", "cold, alone", "warm, alone", "off, alone"), True
     )
 
@@ -35,7 +37,7 @@ def test_a_hundred_prompts_of_five_stems() -> None:
 @pytest.mark.slow
 def test_a_thousand_prompts_of_twenty_stems() -> None:
     prompts = random_prompts(1000, lens=(1, 100), num_stems=20, seed=31)
-    ways = all_ways(prompts, 32_000)
+    ways = all_ways(prompts)
     first = ways["off, alone"]
     assert len({tuple(ids) for ids in first}) > 900
     for name, ids in ways.items():
