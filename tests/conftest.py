@@ -1,7 +1,10 @@
 """Set-up of every test: JAX on the CPU, runtime checks of shapes and types, hypothesis without deadlines."""
 
 import os
+import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 from jaxtyping import install_import_hook
 
@@ -15,3 +18,11 @@ install_import_hook("radix_jax", "beartype.beartype(conf=beartype.BeartypeConf(i
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture
+def usual_interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, here and in programs started here, though what started the tests ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

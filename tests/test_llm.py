@@ -18,6 +18,8 @@ from radix_jax import LLM, RequestOutput, SamplingParams
 from radix_jax.llm import _ProgressBar
 from radix_jax.text import TextError
 
+pytestmark = pytest.mark.usefixtures("usual_interrupts")
+
 TEXTS = ("a", "the sea", "the ship", "the ship sails")
 
 

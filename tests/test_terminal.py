@@ -6,7 +6,6 @@ import functools
 import io
 import signal
 import sys
-from collections.abc import Iterator
 
 import pytest
 from tiny import TINY, assert_idle, dense_greedy, greedy, module_of, random_weights
@@ -16,6 +15,8 @@ from radix_jax import LLM
 from radix_jax.models.llama import Llama
 from radix_jax.terminal import Chat, draw_tree, stream_text
 from radix_jax.text import Tokenizer
+
+pytestmark = pytest.mark.usefixtures("usual_interrupts")
 
 # Every token of this model is a letter, so that what it says can be told apart.
 LETTERS = dataclasses.replace(TINY, vocab_size=64)
@@ -218,10 +219,3 @@ def test_a_refused_message_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_ends_a_chat_through_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="305 tokens exceeds max_model_len=128"):
         talk(monkeypatch, Typist("X" * 300, "HELLO"), interactive=False)
-
-
-@pytest.fixture(autouse=True)
-def _default_interrupts() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)

@@ -16,6 +16,8 @@ from tiny_llm import write_folder
 
 from radix_jax import LLM
 
+pytestmark = pytest.mark.usefixtures("usual_interrupts")
+
 PROMPT = [1, 2, 3, 4, 5]
 # Long enough that a signal always comes in its midst.
 ENDLESS = dataclasses.replace(TINY, max_position_embeddings=100_000)
