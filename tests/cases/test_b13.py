@@ -35,6 +35,7 @@ def test_a_hundred_prompts_of_five_stems() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_thousand_prompts_of_twenty_stems() -> None:
     prompts = random_prompts(1000, lens=(1, 100), num_stems=20, seed=31)
     ways = all_ways(prompts)

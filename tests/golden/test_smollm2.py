@@ -17,6 +17,9 @@ from radix_jax.plan import Bucket, StepPlan, StepRow
 from radix_jax.request import Request
 from radix_jax.runner.pack import pack_inputs
 
+# Minutes where the machine has other work too.
+pytestmark = pytest.mark.timeout(900)
+
 GOLDEN = json.loads((Path(__file__).parent / "smollm2-135m-instruct.json").read_text())["prompts"]
 PROMPTS = [np.array(prompt["prompt_token_ids"], np.int32) for prompt in GOLDEN]
 GREEDY_IDS = [prompt["greedy_token_ids"] for prompt in GOLDEN]
