@@ -1,7 +1,7 @@
 """The eviction rules by name. Smallest key first, of equal keys the older node id."""
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from radix_jax.cache.eviction import LRU, EvictionPolicy, RankedLeaves
@@ -40,8 +40,8 @@ class NodeView(NamedTuple):
 Rule = Callable[[NodeView], SortKey]
 
 
-def make_policy(policy: str | Rule) -> EvictionPolicy:
-    """The policy of that name, or one that sorts by a rule of one's own.
+def make_policy(policy: str | Rule, pinned: bool = False) -> EvictionPolicy:
+    """The policy of that name, or one that sorts by a rule of one's own, of the nodes without or with pins.
 
     - "lru": last use
     - "lfu": (hits, last use)
@@ -65,15 +65,15 @@ def make_policy(policy: str | Rule) -> EvictionPolicy:
         ValueError: no policy has this name.
     """
     if callable(policy):
-        return RankedLeaves(_OwnRule(policy))
+        return RankedLeaves(_OwnRule(policy), pinned)
     if policy == "lru":
-        return LRU()
+        return LRU(pinned)
     if policy == "cost-aware":
-        return CostAware()
+        return CostAware(pinned)
     if policy not in _SORT_KEYS:
         names = ", ".join(map(repr, ("lru", *_SORT_KEYS, "cost-aware")))
         raise ValueError(f"eviction_policy={policy!r} is not one of {names}, nor a function")
-    return RankedLeaves(_SORT_KEYS[policy])
+    return RankedLeaves(_SORT_KEYS[policy], pinned)
 
 
 _SORT_KEYS: dict[str, Callable[[RadixTreeNode], SortKey]] = {
@@ -91,29 +91,27 @@ _SORT_KEYS: dict[str, Callable[[RadixTreeNode], SortKey]] = {
 class CostAware:
     """GreedyDual-Size over the leaves: see `make_policy`. Reports cost O(log n), as those of RankedLeaves."""
 
-    def __init__(self) -> None:
+    def __init__(self, pinned: bool = False) -> None:
         self._floor = 0.0
-        self._floors: dict[RadixTreeNode, float] = {}  # at the last use of each unlocked node
-        self._leaves = RankedLeaves(self._sort_key)
+        self._floors: dict[RadixTreeNode, float] = {}  # at the last use of each node
+        self._leaves = RankedLeaves(self._sort_key, pinned)
 
-    def add(self, node: RadixTreeNode, /) -> None:
-        """Rank `node` as used now."""
-        self._floors[node] = self._floor
-        self._leaves.add(node)
+    def used(self, node: RadixTreeNode, /) -> None:
+        """Rank `node` as used now, and what is above it once it is a leaf."""
+        above = node
+        while not above.ref_count and above.parent is not None:
+            self._floors[above] = self._floor
+            above = above.parent
+        self._leaves.used(node)
 
-    def discard(self, node: RadixTreeNode, /) -> None:
-        """Forget `node`."""
-        del self._floors[node]
-        self._leaves.discard(node)
-
-    def refresh(self, node: RadixTreeNode, /) -> None:
-        """Rank `node` as used now."""
-        self._floors[node] = self._floor
-        self._leaves.refresh(node)
-
-    def change(self, node: RadixTreeNode, /) -> None:
+    def changed(self, node: RadixTreeNode, /) -> None:
         """Rank `node` by its new length, as used when it was."""
-        self._leaves.change(node)
+        self._leaves.changed(node)
+
+    def removed(self, node: RadixTreeNode, /) -> None:
+        """Forget `node`."""
+        self._floors.pop(node, None)
+        self._leaves.removed(node)
 
     def next_leaf(self) -> RadixTreeNode | None:
         """The leaf with the smallest key; raises the floor to it."""
@@ -122,13 +120,14 @@ class CostAware:
             self._floor = max(self._floor, self._sort_key(leaf)[0])
         return leaf
 
-    def __iter__(self) -> Iterator[RadixTreeNode]:
-        """Unlocked nodes, in no order of use."""
-        return iter(self._leaves)
+    def clear(self) -> None:
+        """Forget all nodes; the floor stays."""
+        self._floors.clear()
+        self._leaves.clear()
 
-    def check_integrity(self) -> None:
+    def check_integrity(self, unlocked: Sequence[RadixTreeNode], /) -> None:
         """As `RankedLeaves.check_integrity`."""
-        self._leaves.check_integrity()
+        self._leaves.check_integrity(unlocked)
 
     def _sort_key(self, node: RadixTreeNode) -> tuple[float, int]:
         mean_position = (node.start_len + node.end_len - 1) / 2

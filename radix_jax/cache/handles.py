@@ -93,12 +93,12 @@ def resume(
         node = node.find_living()
     if node.parent is None:
         return None, key_bytes(ids), 0
-    edge, end_len = node.edge, node.end_len
-    end = min(len(edge), _NUM_CHECKED * TOKEN_BYTES)
+    end_len = node.end_len
+    end = min(len(node.edge), _NUM_CHECKED * TOKEN_BYTES)
     key = key_bytes(ids[end_len - end // TOKEN_BYTES :])
     if (
         len(ids) < end_len
-        or not edge.endswith(bytes(key[:end]))
+        or not node.edge.endswith(key[:end] if type(key) is bytes else bytes(key[:end]))
         or (node.namespace is not namespace and namespace_key(node.namespace) != namespace_key(namespace))
     ):
         raise HandleError(

@@ -38,20 +38,16 @@ def check_nodes(nodes: Sequence[RadixTreeNode], page_bytes: int) -> None:
 
 def check_sizes(
     nodes: Sequence[RadixTreeNode],
-    in_order: Sequence[RadixTreeNode],
     evictable_len: int,
     protected_len: int,
     pinned_len: int,
 ) -> None:
-    """Check a tree's counts, and that its eviction order holds exactly the unlocked ones of its `nodes`.
+    """Check a tree's counts.
 
     Raises:
         IntegrityError: names what is off.
     """
-    unlocked = [node for node in nodes if node.ref_count == 0]
-    if len(in_order) != len(unlocked) or set(in_order) != set(unlocked):
-        raise IntegrityError(f"eviction policy holds {len(in_order)} nodes, the tree has {len(unlocked)} unlocked ones")
-    unlocked_len = sum(node.length for node in unlocked)
+    unlocked_len = sum(node.length for node in nodes if node.ref_count == 0)
     locked_len = sum(node.length for node in nodes) - unlocked_len
     if (unlocked_len, locked_len) != (evictable_len, protected_len):
         raise IntegrityError(

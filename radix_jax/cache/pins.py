@@ -3,7 +3,7 @@
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from radix_jax.cache.errors import HandleError
 from radix_jax.cache.eviction import EvictionPolicy
@@ -29,12 +29,13 @@ class PinnedLast:
     A node is pinned with everything above it, so the unpinned nodes are closed downwards, and either order can be kept
     by itself.
 
-    max_tokens: that may be pinned at a time, each shared token counted once.
+    make_order: whether it is of the pinned nodes -> an order. max_tokens: that may be pinned at a time, each shared
+    token counted once.
     """
 
-    def __init__(self, make_order: Callable[[], EvictionPolicy], max_tokens: int) -> None:
-        self._plain = make_order()
-        self._pinned = make_order()
+    def __init__(self, make_order: Callable[[bool], EvictionPolicy], max_tokens: int) -> None:
+        self._plain = make_order(False)
+        self._pinned = make_order(True)
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._serial = itertools.count()
@@ -45,35 +46,40 @@ class PinnedLast:
         """Tokens pinned now, locked ones included."""
         return self._num_tokens
 
-    def add(self, node: RadixTreeNode, /) -> None:
-        """As EvictionPolicy."""
-        self._order_of(node).add(node)
+    def used(self, node: RadixTreeNode, /) -> None:
+        """As EvictionPolicy. Where pins begin on the path, the order of the pinned nodes has its own lowest one."""
+        self._order_of(node).used(node)
+        if not node.num_pins:
+            pinned = next((above for above in _path_up(node) if above.num_pins), None)
+            if pinned is not None and not pinned.ref_count:
+                self._pinned.used(pinned)
 
-    def discard(self, node: RadixTreeNode, /) -> None:
+    def changed(self, node: RadixTreeNode, /) -> None:
         """As EvictionPolicy."""
-        self._order_of(node).discard(node)
+        self._order_of(node).changed(node)
 
-    def refresh(self, node: RadixTreeNode, /) -> None:
-        """As EvictionPolicy."""
-        self._order_of(node).refresh(node)
-
-    def change(self, node: RadixTreeNode, /) -> None:
-        """As EvictionPolicy."""
-        self._order_of(node).change(node)
+    def removed(self, node: RadixTreeNode, /) -> None:
+        """As EvictionPolicy; either order may know the node."""
+        self._plain.removed(node)
+        self._pinned.removed(node)
+        if node.num_pins:
+            self._num_tokens -= node.length
 
     def next_leaf(self) -> RadixTreeNode | None:
         """The first leaf without a pin, else the first one with a pin."""
         leaf = self._plain.next_leaf()
         return self._pinned.next_leaf() if leaf is None else leaf
 
-    def __iter__(self) -> Iterator[RadixTreeNode]:
-        """All unlocked nodes."""
-        return itertools.chain(self._plain, self._pinned)
+    def clear(self) -> None:
+        """As EvictionPolicy."""
+        self._plain.clear()
+        self._pinned.clear()
+        self._num_tokens = 0
 
-    def check_integrity(self) -> None:
+    def check_integrity(self, unlocked: Sequence[RadixTreeNode], /) -> None:
         """Raise IntegrityError if one of the orders is broken."""
-        self._plain.check_integrity()
-        self._pinned.check_integrity()
+        self._plain.check_integrity([node for node in unlocked if not node.num_pins])
+        self._pinned.check_integrity([node for node in unlocked if node.num_pins])
 
     def pin(self, owner: object, node: RadixTreeNode, ttl: float, now: float) -> Pin:
         """Pin `node` and everything above it. The caller must mark the path as used then.
@@ -91,9 +97,6 @@ class PinnedLast:
             )
         self._num_tokens += num_new
         for above in _path_up(node):
-            if above.num_pins == 0 and above.ref_count == 0:
-                self._plain.discard(above)
-                self._pinned.add(above)
             above.num_pins += 1
         pin = Pin(owner, node, now + ttl)
         if pin.until < math.inf:
@@ -114,9 +117,6 @@ class PinnedLast:
             node.num_pins -= 1
             if node.num_pins == 0:
                 self._num_tokens -= node.length
-                if node.ref_count == 0:
-                    self._pinned.discard(node)
-                    self._plain.add(node)
         return lowest
 
     def next_over(self, now: float) -> Pin | None:
@@ -127,8 +127,8 @@ class PinnedLast:
                 return pin
         return None
 
-    def note_evicted(self, num_tokens: int) -> None:
-        """Pinned tokens were evicted, since nothing else was left."""
+    def note_trimmed(self, num_tokens: int) -> None:
+        """Pinned tokens were trimmed off, since nothing else was left."""
         self._num_tokens -= num_tokens
 
     def _order_of(self, node: RadixTreeNode) -> EvictionPolicy:

@@ -1,6 +1,7 @@
 """RadixTree: token ids -> pages of KV, shared by every request with the same prefix."""
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 
 import numpy as np
 from jaxtyping import Int32
@@ -51,10 +52,10 @@ class RadixTree:
         check_int("max_pinned_tokens", max_pinned_tokens, at_least=0)
         self._page_size = page_size
         self._page_bytes = page_size * TOKEN_BYTES
-        self._pins = PinnedLast(lambda: make_policy(eviction_policy), max_pinned_tokens) if max_pinned_tokens else None
-        self._policy: EvictionPolicy = self._pins or make_policy(eviction_policy)
-        self._add, self._discard = self._policy.add, self._policy.discard  # bound once: they run for every node
-        self._refresh, self._change = self._policy.refresh, self._policy.change
+        make_order = partial(make_policy, eviction_policy)
+        self._pins = PinnedLast(make_order, max_pinned_tokens) if max_pinned_tokens else None
+        self._policy: EvictionPolicy = self._pins or make_order()
+        self._note_use = self._policy.used  # bound once: it runs for every request
         self._on_event = on_event
         self._partial_pages = partial_pages and page_size > 1
         self._roots = Roots(self._page_bytes)
@@ -112,19 +113,22 @@ class RadixTree:
             HandleError: `start` is of another tree or namespace, or does not lead to these ids.
         """
         top, path, key = self._find(ids, namespace, start)
+        self._use_counter = now = self._use_counter + 1
         for node in path:
             node.hits += 1
+            node.timestamp = now
+        last = path[-1] if path else top
         if start is not None:
             path[:0] = path_to(top)
-        last = path[-1] if path else top
-        cached_len, (donor_page, donor_len, donor_handle) = last.end_len, NO_DONOR
+            self._touch(last)
+        elif not last.ref_count:
+            self._note_use(last)
+        cached_len, donor = last.end_len, NO_DONOR
         if self._partial_pages and last.children:
             next_page = key[len(key) - (len(ids) - cached_len) * TOKEN_BYTES :][: self._page_bytes]
-            donor_page, donor_len, donor_handle = find_donor(self, last, bytes(next_page))
-        self._touch(last)
+            donor = find_donor(self, last, bytes(next_page))
         pages = np.frombuffer(b"".join([node.pages for node in path]), INT32)
-        handle = PrefixHandle(self, last, cached_len)
-        return _new(MatchResult, (cached_len, pages, handle, donor_page, donor_len, donor_handle))
+        return _new(MatchResult, (cached_len, pages, PrefixHandle(self, last, cached_len), *donor))
 
     def match_len(self, ids: TokenIds, namespace: Hashable = None) -> int:
         """`cached_len` of a match, changing nothing: no split, no hit, no recency.
@@ -185,8 +189,6 @@ class RadixTree:
             edge = bytes(key[first_byte : first_byte + (full_len - cached_len) * TOKEN_BYTES])
             node = node.add_child(edge, page_ids[cached_len // page_size : num_pages].tobytes())
             node.priority = priority
-            node.timestamp = self._use_counter + 1
-            self._add(node)
             self._evictable_len += full_len - cached_len
             self._version += 1
         self._touch(node)
@@ -204,9 +206,7 @@ class RadixTree:
         if handle.owner is not self or handle.cached_len != node.end_len:
             raise unusable(handle, self)
         handle.num_locks += 1
-        discard = self._discard
         while not node.ref_count and (parent := node.parent) is not None:
-            discard(node)
             node.ref_count = 1
             node = parent
         locked_len = handle.cached_len - node.end_len
@@ -229,15 +229,15 @@ class RadixTree:
             raise HandleError("the handle is not locked; each lock is given back once")
         handle.num_locks -= 1
         self._use_counter = now = self._use_counter + 1
-        add = self._add
         while node.ref_count == 1 and (parent := node.parent) is not None:
             node.ref_count = 0
             node.timestamp = now
-            add(node)
             node = parent
         unlocked_len = handle.cached_len - node.end_len
-        self._evictable_len += unlocked_len
-        self._protected_len -= unlocked_len
+        if unlocked_len:
+            self._evictable_len += unlocked_len
+            self._protected_len -= unlocked_len
+            self._note_use(handle.node)
         while (parent := node.parent) is not None:
             node.ref_count -= 1
             node = parent
@@ -269,16 +269,16 @@ class RadixTree:
             if trim and (surplus := num_taken + length - num_tokens) >= self._page_size:
                 pages = leaf.trim_to(surplus - surplus % self._page_size)
                 length -= surplus - surplus % self._page_size
-                self._change(leaf)
+                self._policy.changed(leaf)
+                if leaf.num_pins and self._pins:
+                    self._pins.note_trimmed(length)
             else:
-                self._discard(leaf)
                 parent = self._roots.remove(leaf)
+                self._policy.removed(leaf)
                 if not parent.children and not parent.ref_count:
-                    self._change(parent)
+                    self._policy.changed(parent)
             taken.append(pages)
             num_taken += length
-            if leaf.num_pins and self._pins:
-                self._pins.note_evicted(length)
             if self._on_event is not None:
                 events.append(removed_event(pages, leaf.namespace))
         self._evictable_len -= num_taken
@@ -297,10 +297,7 @@ class RadixTree:
         if self._protected_len:
             raise HandleError(f"{self._protected_len} tokens are locked; unlock every handle before a reset")
         nodes = self._roots.clear()
-        for node in nodes:
-            self._discard(node)
-        if self._pins:
-            self._pins.note_evicted(self._pins.num_tokens)
+        self._policy.clear()
         self._evictable_len = 0
         self._version += bool(nodes)
         if self._on_event is not None:
@@ -362,8 +359,8 @@ class RadixTree:
         """
         nodes = list(self._roots.nodes())
         check_nodes(nodes, self._page_bytes)
-        self._policy.check_integrity()
-        check_sizes(nodes, list(self._policy), self._evictable_len, self._protected_len, self.pinned_size)
+        self._policy.check_integrity([node for node in nodes if node.ref_count == 0])
+        check_sizes(nodes, self._evictable_len, self._protected_len, self.pinned_size)
 
     def owned_pages(self) -> Int32[np.ndarray, " P"]:
         """All page ids in the tree, for audits; takes time linear in its size."""
@@ -373,27 +370,28 @@ class RadixTree:
         self, ids: TokenIds, namespace: Hashable, start: PrefixHandle | None
     ) -> tuple[RadixTreeNode, list[RadixTreeNode], KeyBytes]:
         """Where the search began, the nodes below it that `ids` match, the last one split to do so in whole, and the
-        bytes of the ids from that place on or from a little in front of it. The caller must touch the last node: the
-        front part of a split is last in the eviction order so far."""
+        bytes of the ids from that place on or from a little in front of it. The caller must touch the last node, since
+        the front part of a split has no place in the eviction order yet."""
         if start is None:
             top, key, offset = self._roots.find(namespace), key_bytes(ids), 0
         else:
             living, key, offset = resume(start, self, ids, namespace)
             top = living or self._roots.find(namespace)
-        path, partial, partial_len = descend(top, key, offset, self._page_bytes)
-        if partial is not None:
-            front = partial.split_at(partial_len)
-            if not front.ref_count:
-                self._add(front)
-                self._change(partial)
-            path.append(front)
+            if not top.children:
+                return top, [], key
+        path, rest, partial_len = descend(top, key, offset, self._page_bytes)
+        if rest is not None:
+            path.append(rest.split_at(partial_len))
+            if not rest.ref_count:
+                self._policy.changed(rest)
         return top, path, key
 
-    def _touch(self, node: RadixTreeNode) -> None:
+    def _touch(self, lowest: RadixTreeNode) -> None:
         """Mark the path as just used, up to the first locked node: all above it are locked too."""
         self._use_counter = now = self._use_counter + 1
-        refresh = self._refresh
+        node = lowest
         while not node.ref_count and (parent := node.parent) is not None:
             node.timestamp = now
-            refresh(node)
             node = parent
+        if node is not lowest:
+            self._note_use(lowest)

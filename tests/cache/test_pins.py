@@ -130,7 +130,7 @@ def test_the_check_sees_miscounted_pins():
     node = tree.match_prefix([1, 1, 1, 1]).handle.node
     tree.pin([1, 1, 1, 1], ttl=1)
     assert tree._pins is not None
-    tree._pins.note_evicted(1)
+    tree._pins.note_trimmed(1)
     with pytest.raises(IntegrityError, match="pinned_size=3, recounted 4"):
         tree.check_integrity()
     node.num_pins = -1
