@@ -95,6 +95,8 @@ class Request:
     seed: resolved seed of the request's random keys.
     arrival: rises by one with each request of an engine.
     namespace: KV is shared only inside one namespace; any hashable value.
+    priority: higher ones go first. routing_key: of requests that like to run together; any hashable value.
+    needs_values: the step after a token of this request is planned only once that token's value is known.
     """
 
     request_id: str
@@ -105,6 +107,9 @@ class Request:
     seed: int
     arrival: int
     namespace: Hashable = None
+    priority: int = 0
+    routing_key: Hashable = None
+    needs_values: bool = False
 
     @property
     def prompt_len(self) -> int:

@@ -73,6 +73,11 @@ class RequestState:
         return self.tokens[: self.request.prompt_len]
 
     @property
+    def known(self) -> Int32[np.ndarray, " T"]:
+        """Ids of the prompt and of what was generated so far: what has to be computed before the next token."""
+        return self.tokens[: self.num_tokens]
+
+    @property
     def output_ids(self) -> Int32[np.ndarray, " T"]:
         """Ids generated so far."""
         return self.tokens[self.request.prompt_len : self.num_tokens]
