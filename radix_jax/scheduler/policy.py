@@ -66,3 +66,12 @@ def policy_by_name(name: str) -> Policy:
     if name not in _POLICIES:
         raise ValueError(f"schedule_policy={name!r} is not one of {', '.join(map(repr, _POLICIES))}")
     return _POLICIES[name]
+
+
+class QueueContext(NamedTuple):
+    num_prefill_tokens: int = 0
+    running_keys: object = None
+
+
+def make_policy(policy: "str | Policy", seed: int = 0) -> Policy:
+    return policy_by_name(policy) if isinstance(policy, str) else policy

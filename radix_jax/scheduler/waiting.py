@@ -78,7 +78,7 @@ class WaitingQueue:
         self._entries.clear()
         self._filed.clear()
 
-    def in_order(self) -> Iterator[WaitingEntry]:
+    def in_order(self, context: object = None) -> Iterator[WaitingEntry]:
         """The waiting requests, best first, each with its matched length as it is when it is yielded."""
         heap = [(*self._key(entry), entry) for entry in self._entries.values()]
         heapq.heapify(heap)
@@ -103,9 +103,9 @@ class WaitingQueue:
             return False
         namespace, start, page = entry.place
         end = start + self._page_size
-        if computing.prompt[start:end].tobytes() != page or computing.namespace_key != namespace:
+        if computing.known[start:end].tobytes() != page or computing.namespace_key != namespace:
             return False
-        return np.array_equal(computing.prompt[:start], entry.state.prompt[:start])
+        return np.array_equal(computing.known[:start], entry.state.known[:start])
 
     def note_inserted(self, state: RequestState, tokens: range, version_rise: int) -> None:
         """Match again what waited for pages that just entered the tree.
@@ -132,7 +132,7 @@ class WaitingQueue:
         for request_id, entry in self._entries.items():
             true_len = 0
             if self._cache is not None:
-                true_len = self._cache.match_len(entry.state.prompt[:-1], entry.state.request.namespace)
+                true_len = self._cache.match_len(entry.state.known[:-1], entry.state.request.namespace)
             if entry.matched_len < true_len or (entry.epoch == self._epoch and entry.matched_len != true_len):
                 raise AssertionError(
                     f"{request_id!r} is kept with {entry.matched_len} tokens cached, it has {true_len}"
@@ -165,7 +165,7 @@ class WaitingQueue:
         if self._cache is None:
             return False
         state = entry.state
-        prefix = state.prompt[:-1]
+        prefix = state.known[:-1]
         matched_len = self._cache.match_len(prefix, state.request.namespace)
         entry.epoch = self._epoch
         if matched_len == entry.matched_len and entry.place is not None:

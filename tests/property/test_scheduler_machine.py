@@ -1,5 +1,7 @@
 """Random arrivals, aborts and steps in small pools: every request ends once, with its tokens, and no page is lost."""
 
+from collections import deque
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,6 +30,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(POLICIES),
         enable_prefix_cache=st.booleans(),
         partial_pages=st.booleans(),
+        mixed_steps=st.booleans(),
+        max_consecutive_prefills=st.integers(1, 3),
+        preemption_threshold=st.sampled_from((None, 1, 2)),
     )
     def start(
         self,
@@ -38,6 +43,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy: str,
         enable_prefix_cache: bool,
         partial_pages: bool,
+        mixed_steps: bool,
+        max_consecutive_prefills: int,
+        preemption_threshold: int | None,
     ) -> None:
         self.num_usable_pages, self.page_size = num_usable_pages, page_size
         self.max_prefill_tokens = chunk_pages * page_size + 1
@@ -49,9 +57,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             schedule_policy=policy,
             enable_prefix_cache=enable_prefix_cache,
             partial_pages=partial_pages,
+            limits={
+                "mixed_steps": mixed_steps,
+                "max_consecutive_prefills": max_consecutive_prefills,
+                "preemption_threshold": preemption_threshold,
+            },
         )
         self.model, self.make = FakeModel(num_usable_pages + 1, page_size), RequestMaker()
-        self.in_flight: tuple[StepPlan, np.ndarray] | None = None
+        self.in_flight: deque[tuple[StepPlan, np.ndarray]] = deque()
         self.unfinished: dict[str, Request] = {}
         self.num_ended = 0
 
@@ -60,9 +73,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 12),
         stop_id=st.integers(0, 60),
         namespace=st.sampled_from((None, "a")),
+        priority=st.sampled_from((0, 0, 0, 1, 2)),
+        ignore_eos=st.booleans(),
+        needs_values=st.booleans(),
     )
-    def add(self, prompt: list[int], max_tokens: int, stop_id: int, namespace: str | None) -> None:
-        request = self.make(prompt, max_tokens, stop_ids=[stop_id], namespace=namespace)
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        stop_id: int,
+        namespace: str | None,
+        priority: int,
+        ignore_eos: bool,
+        needs_values: bool,
+    ) -> None:
+        request = self.make(
+            prompt,
+            max_tokens,
+            stop_ids=[stop_id],
+            namespace=namespace,
+            priority=priority,
+            ignore_eos=ignore_eos,
+            needs_values=needs_values,
+        )
         num_pages = -(-(len(prompt) + max_tokens - 1) // self.page_size)
         try:
             self.scheduler.add(request)
@@ -83,24 +116,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert output == expected_output(request)[: len(output)]
         self.num_ended += 1
 
-    @rule()
-    @precondition(lambda self: self.in_flight is None)
-    def plan(self) -> None:
-        plan = self.scheduler.plan()
+    @rule(max_steps=st.sampled_from((1, 1, 3)))
+    @precondition(lambda self: len(self.in_flight) < 2)
+    def plan(self, max_steps: int = 1) -> None:
+        plan = self.scheduler.plan(max_steps=max_steps)
         if plan is None:
-            assert not self.unfinished
+            assert self.in_flight or not self.unfinished
             return
         assert plan.num_tokens <= self.max_prefill_tokens or plan.kind == "decode"
-        assert plan.bucket.num_tokens >= plan.num_tokens
+        assert plan.bucket.num_tokens * plan.num_steps >= plan.num_tokens
         assert plan.bucket.num_rows >= len(plan.rows)
-        self.in_flight = plan, self.model.run(plan)
+        assert plan.num_steps <= max_steps
+        assert plan.num_steps == 1 or not self.in_flight
+        for row in plan.rows:
+            assert row.source is None or (self.in_flight and not row.request.needs_values)
+        self.in_flight.append((plan, self.model.run(plan)))
 
     @rule()
-    @precondition(lambda self: self.in_flight is not None)
+    @precondition(lambda self: self.in_flight)
     def commit(self) -> None:
-        assert self.in_flight is not None
-        plan, tokens = self.in_flight
-        self.in_flight = None
+        plan, tokens = self.in_flight.popleft()
         for state in self.scheduler.commit(plan, tokens):
             if state.finish_reason is None:
                 continue
@@ -119,10 +154,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         # No deadlock: each request needs a bounded number of steps, and in each step somebody advances.
-        for _ in range(sum(request.prompt_len + request.max_tokens for request in self.unfinished.values()) + 2):
-            if self.in_flight is None:
+        # A retracted request is computed again, so that the bound is a multiple of what is left to do.
+        for _ in range(10 * sum(request.prompt_len + request.max_tokens for request in self.unfinished.values()) + 2):
+            if len(self.in_flight) < 2:
                 self.plan()
-            if self.in_flight is None:
+            if not self.in_flight:
                 break
             self.commit()
             self.scheduler.check_integrity()

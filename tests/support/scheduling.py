@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.cache.radix_tree import RadixTree
 from radix_jax.plan import PageCopy, StepPlan
 from radix_jax.request import Request, SamplingParams
-from radix_jax.scheduler import Buckets, RequestState, Scheduler
+from radix_jax.scheduler import Buckets, RequestState, Scheduler, SchedulerLimits
 
 VOCAB_SIZE = 50
 _FACTOR = 0x9E3779B97F4A7C15
@@ -28,25 +29,25 @@ def make_scheduler(
     enable_prefix_cache: bool = True,
     partial_pages: bool = True,
     cache: PrefixCache | None = None,
+    limits: dict[str, Any] | None = None,
 ) -> Scheduler:
-    """A scheduler over a cache of its own, unless one is given."""
+    """A scheduler over a cache of its own, unless one is given. limits: fields of SchedulerLimits."""
     return Scheduler(
-        page_size=page_size,
-        num_pages=num_pages,
-        max_model_len=max_model_len,
-        max_running_requests=max_running_requests,
-        max_prefill_tokens=max_prefill_tokens,
-        schedule_policy=schedule_policy,
-        cache=cache
+        cache
         if cache is not None
         else PrefixCache(RadixTree(page_size, partial_pages=partial_pages), PagePool(num_pages)),
-        enable_prefix_cache=enable_prefix_cache,
-        buckets=Buckets(
+        Buckets(
             page_size=page_size,
             max_model_len=max_model_len,
             max_running_requests=max_running_requests,
             max_prefill_tokens=max_prefill_tokens,
         ),
+        SchedulerLimits(
+            max_running_requests=max_running_requests, max_prefill_tokens=max_prefill_tokens, **(limits or {})
+        ),
+        max_model_len=max_model_len,
+        schedule_policy=schedule_policy,
+        enable_prefix_cache=enable_prefix_cache,
     )
 
 
@@ -64,17 +65,22 @@ class RequestMaker:
         stop_ids: Iterable[int] = (),
         namespace: Hashable = None,
         request_id: str | None = None,
+        priority: int = 0,
+        ignore_eos: bool = False,
+        needs_values: bool = False,
     ) -> Request:
         arrival = next(self._arrivals)
         return Request(
             request_id=request_id or f"r{arrival}",
             token_ids=np.asarray(ids, np.int32),
-            sampling=SamplingParams(temperature=0.0),
+            sampling=SamplingParams(temperature=0.0, ignore_eos=ignore_eos),
             max_tokens=max_tokens,
             stop_ids=frozenset(stop_ids),
             seed=0,
             arrival=arrival,
             namespace=namespace,
+            priority=priority,
+            needs_values=needs_values,
         )
 
 
@@ -89,26 +95,44 @@ class FakeModel:
     def __init__(self, num_pages: int, page_size: int):
         self._page_size = page_size
         self._kv = np.zeros(num_pages * page_size, np.uint64)
+        self._last = np.zeros(0, np.int32)  # what the last plan sampled
 
     def run(self, plan: StepPlan) -> np.ndarray:
-        """Write the KV of the step's tokens, and give the next token of each row; int32 [rows], -1 where none."""
+        """Write the KV of the step's tokens, and give the next token of each row; int32 [rows], -1 where none; of a
+        plan of several steps [rows, steps].
+
+        As on a device: copies first, then the KV of all rows, of which a row may continue another one's.
+        """
         copied = [(self._part(copy.target, copy), self._kv[self._part(copy.source, copy)]) for copy in plan.copies]
         for slots, kv in copied:
             self._kv[slots] = kv
-        writes = []
-        for row in plan.rows:
-            assert len(row.token_ids) > 0
-            assert len(row.pages) == -(-row.end // self._page_size)
-            slots = self._slots(row.pages, row.end)
-            before = self._kv[slots[row.start - 1]] if row.start else np.uint64(0)
-            writes.append((slots[row.start :], _kv_of(row.token_ids, row.start, before)))
-        written = np.concatenate([slots for slots, _ in writes])
-        assert len(np.unique(written)) == len(written), "two rows write the same slot"
-        assert written.min() >= self._page_size, "the null page is written"
-        for slots, kv in writes:
-            self._kv[slots] = kv
+        ids = [row.token_ids if row.source is None else self._last[row.source : row.source + 1] for row in plan.rows]
+        tokens = [self._run_once(plan, ids, 0)]
+        for step in range(1, plan.num_steps):
+            tokens.append(self._run_once(plan, list(tokens[-1][:, None]), step))
+        self._last = tokens[-1]
+        return tokens[0] if plan.num_steps == 1 else np.stack(tokens, 1)
+
+    def _run_once(self, plan: StepPlan, ids: Sequence[np.ndarray], step: int) -> np.ndarray:
+        written: list[np.ndarray] = []
+        # Rows that continue what this step writes come after the rows that write it: by where they start.
+        for place in sorted(range(len(plan.rows)), key=lambda place: plan.rows[place].start):
+            row, end = plan.rows[place], plan.rows[place].end + step
+            assert len(ids[place]) == len(row.token_ids) > 0
+            assert len(row.pages) == -(-(plan.rows[place].end + plan.num_steps - 1) // self._page_size)
+            slots = self._slots(row.pages, end)
+            start = end - len(ids[place])
+            before = self._kv[slots[start - 1]] if start else np.uint64(0)
+            self._kv[slots[start:]] = _kv_of(ids[place], start, before)
+            written.append(slots[start:])
+        all_written = np.concatenate(written)
+        assert len(np.unique(all_written)) == len(all_written), "two rows write the same slot"
+        assert all_written.min() >= self._page_size, "the null page is written"
         return np.array(
-            [_next_token(self._kv[self._slots(row.pages, row.end)]) if row.samples else -1 for row in plan.rows],
+            [
+                _next_token(self._kv[self._slots(row.pages, row.end + step)]) if row.samples else -1
+                for row in plan.rows
+            ],
             np.int32,
         )
 

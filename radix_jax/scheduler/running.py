@@ -1,0 +1,117 @@
+"""RunningBatch: the admitted requests, and their rows in a step."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from radix_jax.plan import StepRow
+from radix_jax.scheduler.admission import Admission
+from radix_jax.scheduler.budget import NewTokenRatio, num_pages_to_come
+from radix_jax.scheduler.request_state import RequestState
+from radix_jax.scheduler.waiting import WaitingQueue
+
+_UNKNOWN = np.zeros(1, np.int32)  # in the place of a token that only the device knows yet
+
+
+class RunningBatch:
+    """Admitted requests in the order of their admission, each with pages of its own and a lock on its prefix.
+
+    unfinished: the one whose prompt is computed in part, if any; all others decode.
+    """
+
+    def __init__(self, admission: Admission, waiting: WaitingQueue, page_size: int):
+        self._admission = admission
+        self._waiting = waiting
+        self._page_size = page_size
+        self._states: dict[str, RequestState] = {}
+        self.unfinished: RequestState | None = None
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._states.values())
+
+    def get(self, request_id: str) -> RequestState | None:
+        """The running request of that id."""
+        return self._states.get(request_id)
+
+    def decoding(self) -> list[RequestState]:
+        """Requests whose next step computes the token that was sampled last, known to the host or not."""
+        return [state for state in self._states.values() if state is not self.unfinished and state.num_to_sample]
+
+    def enter(self, state: RequestState) -> None:
+        """An admitted request runs from now on."""
+        self._states[state.request_id] = state
+
+    def leave(self, state: RequestState) -> None:
+        """Take a request out and give back what it holds."""
+        self._admission.release(state)
+        del self._states[state.request_id]
+        if self.unfinished is state:
+            self.unfinished = None
+
+    def clear(self) -> None:
+        """Take all requests out."""
+        for state in list(self):
+            self.leave(state)
+
+    def num_reserved(self, ratio: NewTokenRatio) -> int:
+        """Pages that the running requests are expected to take yet."""
+        return sum(num_pages_to_come(state, ratio.value, self._page_size) for state in self)
+
+    def num_missing(self, states: list[RequestState], num_steps: int) -> int:
+        """Pages that so many decode steps of `states` take."""
+        return sum(self._admission.num_missing(state, state.num_computed + num_steps) for state in states)
+
+    def prompt_row(self, state: RequestState, num_left: int) -> StepRow:
+        """As much of the known tokens as `num_left` allows, up to their end or to a page.
+
+        Its full pages are shared at once, since steps run in the order of their plans. Where the tree has such pages
+        already, that waits for the commit: a duplicate given back now could be written by another row of this plan.
+        """
+        end = state.num_computed + num_left
+        if end < state.num_tokens:
+            end -= end % self._page_size
+            self.unfinished = state
+        else:
+            end = state.num_tokens
+            if self.unfinished is state:
+                self.unfinished = None
+        self._admission.extend(state, end)
+        start, state.num_computed = state.num_computed, end
+        row = StepRow(
+            request=state.request,
+            token_ids=state.tokens[start:end].copy(),
+            start=start,
+            pages=state.pages.copy(),
+            samples=end == state.num_tokens,
+            copy=state.copy,
+        )
+        state.copy = None
+        if not self._admission.has_duplicates(state, end):
+            self.share(state, end)
+        return row
+
+    def decode_row(self, state: RequestState, num_steps: int) -> StepRow:
+        """The next token of a request, and as many more as there are steps."""
+        start = state.num_computed
+        self._admission.extend(state, start + num_steps)
+        state.num_computed += num_steps
+        is_known = not state.num_pending
+        return StepRow(
+            request=state.request,
+            token_ids=state.tokens[start : start + 1].copy() if is_known else _UNKNOWN,
+            start=start,
+            pages=state.pages.copy(),
+            samples=True,
+            source=None if is_known else state.source,
+        )
+
+    def share(self, state: RequestState, end: int) -> bool:
+        """Give the full pages of tokens [0, end) to the tree, and tell those who wait for them; whether there were."""
+        version = self._admission.tree_version
+        tokens = self._admission.insert(state, end)
+        if tokens:
+            self._waiting.note_inserted(state, tokens, self._admission.tree_version - version)
+        return bool(tokens)
