@@ -11,7 +11,9 @@ from radix_jax.cache.handles import MatchResult, PrefixHandle, TailHandle
 from radix_jax.cache.keys import TokenIds, to_int32, token_bytes
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.radix_tree import RadixTree
+from radix_jax.cache.snapshot import add_tails
 from radix_jax.cache.tails import Tails
+from radix_jax.viz import TreeSnapshot
 
 _TAIL_SHARE = 8  # one page in so many may be a tail
 
@@ -197,6 +199,10 @@ class PrefixCache:
             self._tree.reset()  # says what is locked
         self._pool.free(self._tails.reset())
         self._pool.free(self._tree.reset())
+
+    def snapshot(self) -> TreeSnapshot:
+        """As `RadixTree.snapshot`, with the tails."""
+        return add_tails(self._tree.snapshot(), self._tails.last_used_first())
 
     def check_integrity(self, private_pages: TokenIds = ()) -> None:
         """Check tree and pool, and that each page but the null page has exactly one owner.

@@ -26,6 +26,7 @@ def snapshot_of(parents: list[int | None], token_ids: list[list[int]], **facts) 
         depths.append(0 if parent is None else depths[parent] + 1)
         defaults = {
             "num_locks": 0,
+            "num_pins": 0,
             "num_hits": 0,
             "namespace": None,
             "state": "root" if parent is None else "evictable",

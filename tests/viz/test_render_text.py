@@ -9,7 +9,7 @@ from radix_jax.viz import NodeSnapshot, TreeSnapshot, render_text
 
 def node(node_id: int, parent_id: int | None, depth: int, token_ids: list[int], **facts) -> NodeSnapshot:
     """A snapshot node at page size 1; unlocked and without hits unless told."""
-    defaults = {"num_locks": 0, "num_hits": 0, "namespace": None, "state": "evictable"}
+    defaults = {"num_locks": 0, "num_pins": 0, "num_hits": 0, "namespace": None, "state": "evictable"}
     if parent_id is None:
         defaults["state"] = "root"
     ids = np.array(token_ids, np.int32)
