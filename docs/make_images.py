@@ -203,7 +203,7 @@ def partial_pages() -> Replay:
         replay.add(title, cache.snapshot(), note, PoolSnapshot(cache.pool.num_pages, np.array(private, np.int32)))
 
     _serve(cache, first)
-    show("R1 is over", f"R1 = {first}. The tree keeps its whole page; the page that it filled in part is a tail.")
+    show("R1 is over", f"R1 = {first}. Its full page is in the tree, the other one is a tail.")
     match = cache.match_prefix(second[:-1])
     assert match.donor_handle is not None
     cache.lock(match.handle)
@@ -221,11 +221,11 @@ def partial_pages() -> Replay:
     show("Insert R2", f"R2 computed the other {len(second) - 6} tokens. Its page is full, so the tree takes it.")
     cache.release(done.handle, done.pages)
     cache.tree.pin(second[:4], ttl=600)
-    show("R2 is over; pin the page that both share", "Pinned pages are evicted when nothing else is left.")
+    show("R2 is over; pin the page that both share", "A pinned page is evicted when nothing else is left.")
     private.extend(cache.allocate(6).tolist())
-    show("Allocate 6", "5 pages were free. Whole pages without a pin go first, and tails go last.")
+    show("Allocate 6", "5 pages were free. Full pages without a pin go first.")
     private.extend(cache.allocate(1).tolist())
-    show("Allocate 1 more", "The pinned page goes before the tail that continues it, and the tail is lost.")
+    show("Allocate 1 more", "Tails go next. What is pinned is left for the last.")
     return replay
 
 

@@ -35,7 +35,7 @@ def draw_box(box: Box, badges: Mapping[int, str], decode: Decode | None) -> str:
     if not isinstance(item, NodeSnapshot) or item.state == "root":
         css, radius = _line_style(box)
         parts = [rect(x, y, box.width, box.height, css, radius), text(x + _PAD, y + 18, _line(box, decode), "")]
-        if not isinstance(item, NodeSnapshot) and _is_locked(item):
+        if is_locked(item):
             parts.append(padlock(left, y + 7))
     else:
         parts = [
@@ -49,6 +49,15 @@ def draw_box(box: Box, badges: Mapping[int, str], decode: Decode | None) -> str:
                 parts += [sign(left, y + 7), text(left + _SIGN_WIDTH, y + 18, f"{number}", f"{css} rj-bold")]
                 left = round(left + _sign_width(number), 1)
     return "".join([f"<g><title>{safe(_hover(box, decode))}</title>\n", *parts, "</g>\n"])
+
+
+def is_locked(item: NodeSnapshot | Tails | Hidden) -> bool:
+    """Whether anything of what the box stands for is locked."""
+    if isinstance(item, NodeSnapshot):
+        return item.state == "locked"
+    if isinstance(item, Tails):
+        return any(tail.num_locks for tail in item.tails)
+    return item.num_locked_tokens > 0
 
 
 def _badge(right: float, y: float, words: str) -> str:
@@ -66,7 +75,7 @@ def _line_style(box: Box) -> tuple[str, float]:
     if isinstance(box.item, NodeSnapshot):
         return "rj-plain", box.height / 2
     if isinstance(box.item, Tails):
-        return f"{'rj-locked' if _is_locked(box.item) else 'rj-evictable'} rj-tail", 5
+        return f"{'rj-locked' if is_locked(box.item) else 'rj-evictable'} rj-tail", 5
     return "rj-hidden", 5
 
 
@@ -119,15 +128,8 @@ def _signs_width(item: NodeSnapshot | Tails | Hidden) -> float:
     """Room for padlock and pin with their numbers, at the right end of the first line."""
     if isinstance(item, NodeSnapshot):
         return sum(_sign_width(number) for number in (item.num_locks, item.num_pins) if number)
-    return _SIGN_WIDTH + 8 if _is_locked(item) else 0
+    return _SIGN_WIDTH + 8 if is_locked(item) else 0
 
 
 def _sign_width(number: int) -> float:
     return _SIGN_WIDTH + num_columns(f"{number}") * LABEL_COLUMN + 8
-
-
-def _is_locked(item: Tails | Hidden) -> bool:
-    """Whether anything of what the box stands for is locked."""
-    if isinstance(item, Tails):
-        return any(tail.num_locks for tail in item.tails)
-    return item.num_locked_tokens > 0

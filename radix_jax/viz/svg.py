@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from radix_jax.viz.boxes import box_width, draw_box
+from radix_jax.viz.boxes import box_width, draw_box, is_locked
 from radix_jax.viz.changes import Changes
 from radix_jax.viz.labels import Decode, count, num_columns, totals
 from radix_jax.viz.layout import Box, place
-from radix_jax.viz.outline import Outline
+from radix_jax.viz.outline import Hidden, Outline
 from radix_jax.viz.shapes import TEXT_COLUMN, move, rect, safe, samples, text
-from radix_jax.viz.snapshot import NodeSnapshot, PoolSnapshot, TreeSnapshot
+from radix_jax.viz.snapshot import PoolSnapshot, TreeSnapshot
 from radix_jax.viz.strip import draw_pages
 from radix_jax.viz.style import svg_css
 
@@ -116,7 +116,8 @@ def _branch(parent: Box, box: Box, num_tokens: int) -> str:
     bend = round((left + right) / 2, 1)
     start, end = round(parent.middle, 1), round(box.middle, 1)
     stroke = 1 + (_MAX_BRANCH - 1) * (box.num_tokens / max(num_tokens, 1)) ** 0.5
-    css = "rj-held" if isinstance(box.item, NodeSnapshot) and box.item.state == "locked" else "rj-branch"
+    is_held = is_locked(box.item) and not isinstance(box.item, Hidden)
+    css = "rj-held" if is_held else "rj-branch"
     return (
         f'<path class="{css}" stroke-width="{stroke:.1f}" '
         f'd="M{left:g} {start:g}C{bend:g} {start:g} {bend:g} {end:g} {right:g} {end:g}"/>\n'
