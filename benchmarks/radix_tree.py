@@ -2,10 +2,10 @@
 
 One command measures everything: time, eviction from up to a million leaves, memory (on Linux). Every cache does the
 same calls in turn, many times over, on one thread; see `benchmarks.tree_measures`. Keys and values are in the form that
-a cache takes them in, made before the clock starts; a match includes the pages of what matched. In the trace all caches
-must find the same cached tokens for every request, else the run fails. A per-token trie stands beside the tree: nodes,
-nodes visited, bytes. `--sglang` names a folder with SGLang's unpacked wheel (see `benchmarks.sglang_trees`, which also
-needs torch).
+a cache takes them in, made before the clock starts. A match is of a key that was matched just before, and includes its
+pages. In the trace all caches must find the same cached tokens for every request, else the run fails. A per-token trie
+stands beside the tree: nodes, nodes visited, bytes. `--sglang` names a folder with SGLang's unpacked wheel (see
+`benchmarks.sglang_trees`, which also needs torch).
 """
 
 import argparse

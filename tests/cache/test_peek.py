@@ -45,6 +45,15 @@ def test_what_was_evicted_or_cut_is_not_followed() -> None:
     assert empty.followed() == empty
 
 
+def test_a_match_outlives_the_rear_part_of_its_node() -> None:
+    tree = grown_tree()
+    short = tree.peek([1, 1, 2, 2])
+    handle = tree.match_prefix([1, 1, 2, 2]).handle
+    tree.evict(2)
+    assert not short.node.in_tree
+    assert short.followed() == (4, handle.node)
+
+
 def test_going_on_from_a_peek_finds_what_a_new_one_finds() -> None:
     rng = random.Random(0)
     tree, num_followed = RadixTree(2), 0
