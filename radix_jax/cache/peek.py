@@ -24,14 +24,14 @@ class Peek(NamedTuple):
         What was inserted behind it is not looked at.
         """
         cached_len, node = self
-        if node.end_len < cached_len:  # an evicted node's is negative
+        if not node.in_tree:
+            node = node.find_living()  # a split may have left the front part, in which the match ends
+        if node.end_len < cached_len:
             return None
         parent = node.parent
-        if parent is None or parent.end_len < cached_len:
-            return self
         while parent is not None and parent.end_len >= cached_len:
             node, parent = parent, parent.parent
-        return Peek(cached_len, node)
+        return self if node is self.node else Peek(cached_len, node)
 
     @property
     def whole_node(self) -> RadixTreeNode:
