@@ -46,7 +46,7 @@ class EngineConfig:
     max_running_requests: rows that decode together.
     max_prefill_tokens: tokens a prefill step computes; longer prompts are prefilled in chunks.
     schedule_policy: who goes first of those that wait, of one priority: "lpm" (longest prefix match, with aging),
-        "fcfs" or "priority" (by arrival), "dfs-weight" (depth first through the tree of prefixes, where most wait first),
+        "fcfs" or "priority" (by arrival), "dfs-weight" (depth first in the tree of prefixes, where most wait first),
         "hrrn" (highest response ratio), "shortest-prefill-first" (least work, with aging), "lof" (longest output),
         "random" (by `seed`) or "routing-key" (first what has the key of running requests);
         `radix_jax.scheduler.policy` has the exact rules and how long each lets anybody wait at most.
