@@ -129,7 +129,7 @@ def tree(prompts: Prompts, sampling: SamplingParams, config: EngineConfig, model
     texts = _read(prompts)
     with radix_jax.LLM(model, **dataclasses.asdict(config)) as llm:
         llm.generate(texts, sampling)
-        print(draw_tree(llm.cache.tree.snapshot(), llm.tokenizer))
+        print(draw_tree(llm.cache.snapshot(), llm.tokenizer))
 
 
 def _read(prompts: Sequence[str]) -> list[str]:

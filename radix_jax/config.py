@@ -8,7 +8,17 @@ AttentionBackend = Literal["auto", "xla", "pallas_gpu", "pallas_tpu", "pallas_in
 Warmup = Literal["lazy", "full"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
-SCHEDULE_POLICIES = ("lpm", "fcfs", "shortest-prefill-first")
+SCHEDULE_POLICIES = (
+    "lpm",
+    "fcfs",
+    "dfs-weight",
+    "hrrn",
+    "shortest-prefill-first",
+    "lof",
+    "random",
+    "routing-key",
+    "priority",
+)
 EVICTION_POLICIES = (
     "lru",
     "lfu",
@@ -20,6 +30,7 @@ EVICTION_POLICIES = (
     "tlru",
     "reuse-credit",
     "cost-aware",
+    "reuse-rate",
 )
 BUILT_BACKENDS = ("auto", "xla")
 
@@ -34,18 +45,22 @@ class EngineConfig:
     max_model_len: longest prompt + output in tokens; None is the model's own (4,096 at most on CPU).
     max_running_requests: rows that decode together.
     max_prefill_tokens: tokens a prefill step computes; longer prompts are prefilled in chunks.
-    schedule_policy: "lpm" (longest prefix match, with aging), "fcfs" or "shortest-prefill-first".
+    schedule_policy: who goes first of those that wait, of one priority: "lpm" (longest prefix match, with aging),
+        "fcfs" or "priority" (by arrival), "dfs-weight" (depth first in the tree of prefixes, where most wait first),
+        "hrrn" (highest response ratio), "shortest-prefill-first" (least work, with aging), "lof" (longest output),
+        "random" (by `seed`) or "routing-key" (first what has the key of running requests);
+        `radix_jax.scheduler.policy` has the exact rules and how long each lets anybody wait at most.
     eviction_policy: which unlocked leaf goes first: "lru" or "mru" (least or most recently used), "lfu" (least often),
         "fifo" or "filo" (by creation), "priority" (lowest), "slru" (what was reused twice last), "tlru" (first what a
-        next turn can soon recompute), "reuse-credit" (age, less for what was reused) or "cost-aware" (first what is
-        cheap to recompute); `radix_jax.cache.eviction_rules.make_policy` has the exact rules.
+        next turn can soon recompute), "reuse-credit" (age, less for what was reused), "cost-aware" (first what is
+        cheap to recompute) or "reuse-rate" (what is reused least for the time it is kept, learned); `radix_jax.cache.eviction_rules.make_policy` has the exact rules.
     enable_prefix_cache: False computes every prompt in full.
     dtype: of the weights; None is float32 on CPU and bfloat16 on accelerators.
     kv_dtype: of the pool; None is float32 on CPU and dtype on accelerators.
     attention_backend: "auto" picks by platform.
     warmup: "full" compiles every bucket at start, "lazy" on first use.
     compile_cache_dir: folder of XLA's persistent compile cache; None is the user's cache folder, "" turns it off.
-    seed: seeds the requests that bring no seed of their own.
+    seed: seeds the requests that bring no seed of their own, and the order of schedule_policy "random".
     partial_pages: a hit goes on into a cached page whose first tokens are the prompt's next, by a copy of that page;
         False shares whole pages alone.
     deterministic: not built yet; True is refused.

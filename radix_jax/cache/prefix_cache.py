@@ -9,9 +9,13 @@ from jaxtyping import Int32
 from radix_jax.cache.errors import HandleError, IntegrityError, OutOfPages
 from radix_jax.cache.handles import MatchResult, PrefixHandle, TailHandle
 from radix_jax.cache.keys import TokenIds, to_int32, token_bytes
+from radix_jax.cache.node import NO_PAGES
 from radix_jax.cache.page_pool import PagePool
+from radix_jax.cache.peek import Peek
 from radix_jax.cache.radix_tree import RadixTree
+from radix_jax.cache.snapshot import add_tails
 from radix_jax.cache.tails import Tails
+from radix_jax.viz import TreeSnapshot
 
 _TAIL_SHARE = 8  # one page in so many may be a tail
 
@@ -94,6 +98,10 @@ class PrefixCache:
     def match_len(self, ids: TokenIds, namespace: Hashable = None) -> int:
         """As `RadixTree.match_len`: changes nothing."""
         return self._tree.match_len(ids, namespace)
+
+    def peek(self, ids: TokenIds, namespace: Hashable = None, start: Peek | None = None) -> Peek:
+        """As `RadixTree.peek`: changes nothing."""
+        return self._tree.peek(ids, namespace, start)
 
     def lock(self, handle: PrefixHandle | TailHandle) -> None:
         """As `RadixTree.lock`, for a tail too."""
@@ -198,6 +206,10 @@ class PrefixCache:
         self._pool.free(self._tails.reset())
         self._pool.free(self._tree.reset())
 
+    def snapshot(self) -> TreeSnapshot:
+        """As `RadixTree.snapshot`, with the tails."""
+        return add_tails(self._tree.snapshot(), self._tails.last_used_first())
+
     def check_integrity(self, private_pages: TokenIds = ()) -> None:
         """Check tree and pool, and that each page but the null page has exactly one owner.
 
@@ -223,12 +235,16 @@ class PrefixCache:
             )
 
     def _evict(self, num_pages: int) -> None:
-        """Make `num_pages` cached pages free. Tails go last: they are few, and hold the ends of the latest requests."""
+        """Make `num_pages` cached pages free. Tails go last, as they are few and hold the ends of the latest requests;
+        but before what is pinned."""
         lost = self._tails.evict_lost()
-        evicted = self._tree.evict(max(num_pages - len(lost), 0) * self.page_size)
-        tails = self._tails.evict(num_pages - len(lost) - len(evicted))
-        self._num_evicted_tokens += len(evicted) * self.page_size
-        for pages in (lost, evicted, tails):
+        num_short = num_pages - len(lost)
+        evicted = self._tree.evict(max(num_short, 0) * self.page_size, keep_pinned=True)
+        tails = self._tails.evict(num_short - len(evicted))
+        num_short -= len(evicted) + len(tails)
+        pinned = self._tree.evict(num_short * self.page_size) if num_short > 0 else NO_PAGES
+        self._num_evicted_tokens += (len(evicted) + len(pinned)) * self.page_size
+        for pages in (lost, evicted, tails, pinned):
             self._pool.free(pages)
 
     def _num_held_pages(self, handle: PrefixHandle) -> int:

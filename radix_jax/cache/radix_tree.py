@@ -14,7 +14,8 @@ from radix_jax.cache.eviction_rules import Rule, make_policy
 from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle, resume, unusable
 from radix_jax.cache.integrity import check_nodes, check_sizes
 from radix_jax.cache.keys import INT32, TOKEN_BYTES, KeyBytes, TokenIds, check_num_pages, key_bytes, to_int32
-from radix_jax.cache.node import NO_PAGES, RadixTreeNode, descend, join_pages, path_to, raise_priority
+from radix_jax.cache.node import RadixTreeNode, descend, join_pages, path_to, raise_priority
+from radix_jax.cache.peek import Peek, pages_below, peek_below
 from radix_jax.cache.pins import Pin, PinnedLast
 from radix_jax.cache.roots import Roots
 from radix_jax.cache.snapshot import take_snapshot
@@ -131,23 +132,20 @@ class RadixTree:
         return _new(MatchResult, (cached_len, pages, PrefixHandle(self, last, cached_len), *donor))
 
     def match_len(self, ids: TokenIds, namespace: Hashable = None) -> int:
-        """`cached_len` of a match, changing nothing: no split, no hit, no recency.
-
-        Raises:
-            ValueError, TypeError: as `match_prefix`.
-        """
-        path, _, partial_len = descend(self._roots.find(namespace), key_bytes(ids), 0, self._page_bytes)
-        return partial_len + (path[-1].end_len if path else 0)
+        """`cached_len` of a match, changing nothing: no split, no hit, no recency. Raises as `match_prefix`."""
+        return self.peek(ids, namespace).cached_len
 
     def match_pages(self, ids: TokenIds, namespace: Hashable = None) -> Int32[np.ndarray, " P"]:
-        """`pages` of a match, changing nothing; only for looking, since no handle protects them.
+        """`pages` of a match, changing nothing; no handle protects them. Raises as `match_prefix`."""
+        return pages_below(self._roots.find(namespace), key_bytes(ids), self._page_bytes)
 
-        Raises:
-            ValueError, TypeError: as `match_prefix`.
+    def peek(self, ids: TokenIds, namespace: Hashable = None, start: Peek | None = None) -> Peek:
+        """Where a match would end, changing nothing. Raises as `match_prefix`.
+
+        start: what `followed` gives of an earlier peek of the same ids, to go on from; None looks from the root on.
         """
-        path, partial, partial_len = descend(self._roots.find(namespace), key_bytes(ids), 0, self._page_bytes)
-        rest = NO_PAGES if partial is None else partial.value[: partial_len // self._page_size]
-        return np.concatenate([join_pages(path), rest])
+        top = start.whole_node if start and start.cached_len else self._roots.find(namespace)
+        return peek_below(top, key_bytes(ids), self._page_bytes)
 
     def insert_prefix(
         self,
@@ -242,10 +240,11 @@ class RadixTree:
             node.ref_count -= 1
             node = parent
 
-    def evict(self, num_tokens: int, trim: bool = False) -> Int32[np.ndarray, " P"]:
+    def evict(self, num_tokens: int, trim: bool = False, keep_pinned: bool = False) -> Int32[np.ndarray, " P"]:
         """Take unlocked leaves out, by the policy, until at least `num_tokens` are gone or nothing is left.
 
         trim: of the last leaf take only the pages that are needed, from its end; its handles end as if it were gone.
+        keep_pinned: stop where nothing but pinned leaves is left.
         Returns the page ids of what was taken out; they are the caller's now.
 
         Raises:
@@ -255,7 +254,8 @@ class RadixTree:
             raise ValueError(f"num_tokens={num_tokens} to evict is negative")
         taken: list[bytes] = []
         events: list[PagesRemoved] = []
-        num_taken, next_leaf = 0, self._policy.next_leaf
+        num_taken = 0
+        next_leaf = self._pins.next_unpinned if keep_pinned and self._pins else self._policy.next_leaf
         while num_taken < num_tokens:
             try:
                 leaf = next_leaf()
