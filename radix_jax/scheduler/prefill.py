@@ -88,12 +88,11 @@ class Prefill:
     ) -> None:
         num_reserved = self._running.num_reserved(ratio)
         for entry in self._waiting.in_order(context):
-            unfinished = self._running.unfinished
-            if unfinished is not None and self._waiting.would_repeat(entry, unfinished):
+            if self._waiting.would_repeat(entry):
                 continue
             if not self._tokens_suffice(entry, num_left):
                 return
-            if not self._admit(entry, num_reserved, ratio, may_retract):
+            if not self._admit(entry, num_reserved, ratio, may_retract, rows):
                 return
             state = entry.state
             self._waiting.remove(state.request_id)
@@ -104,26 +103,36 @@ class Prefill:
             if num_left == 0:
                 return
 
-    def _admit(self, entry: WaitingEntry, num_reserved: int, ratio: NewTokenRatio, may_retract: bool) -> bool:
+    def _admit(
+        self, entry: WaitingEntry, num_reserved: int, ratio: NewTokenRatio, may_retract: bool, rows: list[StepRow]
+    ) -> bool:
         state = entry.state
         if len(self._running) < self._limits.max_running_requests and self._admission.admit(
             state, entry.matched_len, num_reserved
         ):
             return True
-        if self._preempt_for(entry, ratio, may_retract):
+        if self._preempt_for(entry, ratio, may_retract, rows):
             return True
         if len(self._running) < self._limits.max_running_requests:
             num_needed = self._admission.num_needed(state, entry.matched_len)
             self.refusal = Refusal(state.request_id, num_needed, num_reserved, self._admission.num_available)
         return False
 
-    def _preempt_for(self, entry: WaitingEntry, ratio: NewTokenRatio, may_retract: bool) -> bool:
-        """Take running requests of lower priority out, one after the other, until the entry's request is admitted."""
+    def _preempt_for(
+        self, entry: WaitingEntry, ratio: NewTokenRatio, may_retract: bool, rows: list[StepRow]
+    ) -> bool:
+        """Take running requests of lower priority out, one after the other, until the entry's request is admitted.
+        Those that have a row in this step stay."""
         threshold = self._limits.preemption_threshold
         if threshold is None:
             return False
         state = entry.state
-        weaker = preemption_order(self._running, state.request.priority, threshold)
+        planned = {row.request.request_id for row in rows}
+        weaker = [
+            victim
+            for victim in preemption_order(self._running, state.request.priority, threshold)
+            if victim.request_id not in planned
+        ]
         num_at_best = self._admission.num_available + sum(victim.num_pages for victim in weaker)
         if not weaker or self._admission.num_needed(state, entry.matched_len) > num_at_best:
             return False

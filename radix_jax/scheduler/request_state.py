@@ -1,6 +1,7 @@
 """RequestState: what the scheduler keeps of one request, from its arrival to its end."""
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
@@ -16,6 +17,13 @@ def num_pages_for(prompt_len: int, max_tokens: int, page_size: int) -> int:
     return -(-(prompt_len + max_tokens - 1) // page_size)
 
 
+class Ticket(NamedTuple):
+    """When a request came, in passes and in prompt tokens that the scheduler had computed."""
+
+    joined_pass: int
+    num_prefill_tokens: int
+
+
 class RequestState:
     """Progress of one request. Only the scheduler changes it; others read.
 
@@ -28,6 +36,7 @@ class RequestState:
     last_handle: of the last match, to match from again; None before the first.
     copy: what the request's next row begins with, until that row is planned.
     num_retractions: times that its pages were taken away.
+    ticket: when it came, as the waiting queue counts; keeps its seniority through retractions.
     queued_s, admitted_s: the caller's clock on arrival and at the first admission; None before it.
     finish_reason, stop_reason: None while unfinished; stop_reason is the id that stopped the request, or which time-out
         ended it.
@@ -51,6 +60,7 @@ class RequestState:
         "request",
         "source",
         "stop_reason",
+        "ticket",
         "tokens",
     )
 
@@ -72,6 +82,7 @@ class RequestState:
         self.last_handle: PrefixHandle | None = None
         self.copy: PageCopy | None = None
         self.num_retractions: int = 0
+        self.ticket: Ticket | None = None
         self.queued_s: float = now
         self.admitted_s: float | None = None
         self.finish_reason: FinishReason | None = None

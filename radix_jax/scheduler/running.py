@@ -14,17 +14,19 @@ _UNKNOWN = np.zeros(1, np.int32)  # in the place of a token that only the device
 
 
 class RunningBatch:
-    """Admitted requests in the order of their admission, each with pages of its own and a lock on its prefix.
-
-    unfinished: the one whose prompt is computed in part, if any; all others decode.
-    """
+    """Admitted requests in the order of their admission, each with pages of its own and a lock on its prefix."""
 
     def __init__(self, admission: Admission, waiting: WaitingQueue, page_size: int):
         self._admission = admission
         self._waiting = waiting
         self._page_size = page_size
         self._states: dict[str, RequestState] = {}
-        self.unfinished: RequestState | None = None
+        self._unfinished: RequestState | None = None
+
+    @property
+    def unfinished(self) -> RequestState | None:
+        """The request whose prompt is computed in part, if any; all others decode."""
+        return self._unfinished
 
     def __len__(self) -> int:
         return len(self._states)
@@ -38,7 +40,7 @@ class RunningBatch:
 
     def decoding(self) -> list[RequestState]:
         """Requests whose next step computes the token that was sampled last, known to the host or not."""
-        return [state for state in self._states.values() if state is not self.unfinished and state.num_to_sample]
+        return [state for state in self._states.values() if state is not self._unfinished and state.num_to_sample]
 
     def enter(self, state: RequestState) -> None:
         """An admitted request runs from now on."""
@@ -48,8 +50,7 @@ class RunningBatch:
         """Take a request out and give back what it holds."""
         self._admission.release(state)
         del self._states[state.request_id]
-        if self.unfinished is state:
-            self.unfinished = None
+        self._end_prompt(state)
 
     def clear(self) -> None:
         """Take all requests out."""
@@ -73,11 +74,8 @@ class RunningBatch:
         end = state.num_computed + num_left
         if end < state.num_tokens:
             end -= end % self._page_size
-            self.unfinished = state
         else:
             end = state.num_tokens
-            if self.unfinished is state:
-                self.unfinished = None
         self._admission.extend(state, end)
         start, state.num_computed = state.num_computed, end
         row = StepRow(
@@ -91,6 +89,11 @@ class RunningBatch:
         state.copy = None
         if not self._admission.has_duplicates(state, end):
             self.share(state, end)
+        if row.samples:
+            self._end_prompt(state)
+        elif self._unfinished is not state:
+            self._unfinished = state
+            self._waiting.note_computing(state)
         return row
 
     def decode_row(self, state: RequestState, num_steps: int) -> StepRow:
@@ -115,3 +118,8 @@ class RunningBatch:
         if tokens:
             self._waiting.note_inserted(state, tokens, self._admission.tree_version - version)
         return bool(tokens)
+
+    def _end_prompt(self, state: RequestState) -> None:
+        if self._unfinished is state:
+            self._unfinished = None
+            self._waiting.forget_computing(state.request_id)

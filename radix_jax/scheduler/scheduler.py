@@ -16,7 +16,7 @@ from radix_jax.scheduler.buckets import Buckets
 from radix_jax.scheduler.budget import NewTokenRatio
 from radix_jax.scheduler.errors import QueueFull
 from radix_jax.scheduler.limits import SchedulerLimits
-from radix_jax.scheduler.policy import Policy, QueueContext, make_policy
+from radix_jax.scheduler.policy import QueueContext, Rule, make_policy
 from radix_jax.scheduler.prefill import Prefill
 from radix_jax.scheduler.request_state import RequestState
 from radix_jax.scheduler.retraction import retraction_order
@@ -54,7 +54,7 @@ class Scheduler:
         limits: SchedulerLimits,
         *,
         max_model_len: int,
-        schedule_policy: str | Policy = "lpm",
+        schedule_policy: str | Rule = "lpm",
         enable_prefix_cache: bool = True,
         seed: int = 0,
     ):
@@ -135,7 +135,7 @@ class Scheduler:
         if most is not None and len(self._waiting) >= most:
             raise QueueFull(f"{len(self._waiting)} requests wait, max_queued_requests={most}; try again later")
         state = RequestState(request, self._page_size, now)
-        self._waiting.add(state)
+        state.ticket = self._waiting.add(state, self._stats.num_prefill_tokens)
         self._states[state.request_id] = state
         self._prefill.retry()
         return state
@@ -292,7 +292,7 @@ class Scheduler:
         return self._finish_plan(prompt_rows, decode_rows, num_steps)
 
     def _prompt_rows(self, num_tokens: int) -> list[StepRow]:
-        keys = Counter(state.request.routing_key for state in self._running)
+        keys = Counter(state.request.routing_key for state in self._running if state.request.routing_key is not None)
         context = QueueContext(self._stats.num_prefill_tokens, keys)
         rows = self._prefill.rows(num_tokens, self._ratio, context, may_retract=not self._in_flight)
         for row in rows:
@@ -362,7 +362,7 @@ class Scheduler:
         self._running.leave(state)
         state.num_retractions += 1
         self._stats.num_retractions += 1
-        self._waiting.add(state)
+        self._waiting.add(state, ticket=state.ticket)
 
     def _state_of(self, row: StepRow) -> RequestState | None:
         """The row's request, unless it ended."""

@@ -13,14 +13,7 @@ from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.scheduler.depth_first import Hanging, depth_first_order
 from radix_jax.scheduler.matches import PrefixMatches, TrackedMatch
 from radix_jax.scheduler.policy import GENERATION_PASSES, KeyParts, Policy, QueueContext, QueueView
-from radix_jax.scheduler.request_state import RequestState
-
-
-class Ticket(NamedTuple):
-    """When a request came, in passes and in prompt tokens that the scheduler had computed."""
-
-    joined_pass: int
-    num_prefill_tokens: int
+from radix_jax.scheduler.request_state import RequestState, Ticket
 
 
 class Standing(NamedTuple):
@@ -186,19 +179,12 @@ class WaitingQueue:
         if self._computing is not None:
             self._computing.forget(request_id)
 
-    def would_repeat(self, entry: WaitingEntry, computing: RequestState | None = None) -> bool:
+    def would_repeat(self, entry: WaitingEntry) -> bool:
         """Whether a request that computes its prompt will, in a later step, compute the very page `entry` needs next.
 
         A look-up of that page among those that computing requests come to next, and then whether both have the same
         prefix in front of it: the same place in the tree, so no tokens are compared. False where nothing is shared.
         """
-        if computing is not None and entry.match is not None:  # for the scheduler as it was
-            end = entry.matched_len + len(entry.match.next_page or b"") // 4
-            return (
-                entry.match.next_page is not None
-                and computing.namespace_key == entry.state.namespace_key
-                and computing.known[:end].tobytes() == entry.state.known[:end].tobytes()
-            )
         if entry.match is None or self._matches is None or self._computing is None or not len(self._computing):
             return False
         self._settle()

@@ -15,7 +15,8 @@ from radix_jax.config import SCHEDULE_POLICIES
 from radix_jax.request import Request, SamplingParams
 from radix_jax.scheduler.policy import GENERATION_PASSES, QueueContext, QueueView, make_policy
 from radix_jax.scheduler.request_state import RequestState
-from radix_jax.scheduler.waiting import Ticket, WaitingEntry, WaitingQueue
+from radix_jax.scheduler.request_state import Ticket
+from radix_jax.scheduler.waiting import WaitingEntry, WaitingQueue
 
 IDS = st.lists(st.integers(0, 1), min_size=1, max_size=10)
 NAMESPACES = st.sampled_from((None, None, "a"))

@@ -19,7 +19,8 @@ from radix_jax.config import SCHEDULE_POLICIES
 from radix_jax.request import Request, SamplingParams
 from radix_jax.scheduler.policy import GENERATION_PASSES, QueueContext, QueueView, make_policy
 from radix_jax.scheduler.request_state import RequestState
-from radix_jax.scheduler.waiting import Ticket, WaitingQueue
+from radix_jax.scheduler.request_state import Ticket
+from radix_jax.scheduler.waiting import WaitingQueue
 
 
 class CountingCache(PrefixCache):
