@@ -36,6 +36,36 @@ BUILT_BACKENDS = ("auto", "xla")
 
 
 @dataclass(frozen=True, kw_only=True)
+class SchedulerLimits:
+    """What a scheduler lets in, and how it mixes steps; the fields of the same names in EngineConfig.
+
+    Raises:
+        ValueError: a value out of its range, with the rule and the value.
+    """
+
+    max_running_requests: int
+    max_prefill_tokens: int
+    mixed_steps: bool = False
+    max_consecutive_prefills: int = 8
+    max_queued_requests: int | None = None
+    queue_timeout_s: float | None = None
+    run_timeout_s: float | None = None
+    preemption_threshold: int | None = 1
+
+    def __post_init__(self) -> None:
+        for name in ("max_running_requests", "max_prefill_tokens", "max_consecutive_prefills"):
+            check_int(name, getattr(self, name), at_least=1)
+        for name in ("max_queued_requests", "preemption_threshold"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), at_least=1)
+        for name in ("queue_timeout_s", "run_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+                raise ValueError(f"{name}={value!r} is not a number of seconds above 0")
+        _check_bool("mixed_steps", self.mixed_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Settings of one engine. `None` means: chosen from the model and the machine, and logged.
 
@@ -45,6 +75,14 @@ class EngineConfig:
     max_model_len: longest prompt + output in tokens; None is the model's own (4,096 at most on CPU).
     max_running_requests: rows that decode together.
     max_prefill_tokens: tokens a prefill step computes; longer prompts are prefilled in chunks.
+    mixed_steps: prefill steps carry the rows that decode, too, and count them among their tokens.
+    max_consecutive_prefills: prefill steps in a row while others could decode; then a decode step.
+    max_queued_requests: that may wait; more are refused. None: any number.
+    queue_timeout_s, run_timeout_s: from arrival to the first step, and from there to the end; a request that takes
+        longer ends with "abort". None: for ever.
+    preemption_threshold: by how much a waiting request's priority must exceed a running one's to take its place; None:
+        it never does.
+    overlap: the next step is planned and sent before the tokens of the last one are read; same tokens either way.
     schedule_policy: who goes first of those that wait, of one priority: "lpm" (longest prefix match, with aging),
         "fcfs" or "priority" (by arrival), "dfs-weight" (depth first in the tree of prefixes, where most wait first),
         "hrrn" (highest response ratio), "shortest-prefill-first" (least work, with aging), "lof" (longest output),
@@ -76,6 +114,13 @@ class EngineConfig:
     max_model_len: int | None = None
     max_running_requests: int = 64
     max_prefill_tokens: int = 2048
+    mixed_steps: bool = False
+    max_consecutive_prefills: int = 8
+    max_queued_requests: int | None = None
+    queue_timeout_s: float | None = None
+    run_timeout_s: float | None = None
+    preemption_threshold: int | None = 1
+    overlap: bool = True
     schedule_policy: str = "lpm"
     eviction_policy: str = "lru"
     enable_prefix_cache: bool = True
@@ -89,8 +134,8 @@ class EngineConfig:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "max_running_requests", "max_prefill_tokens"):
-            check_int(name, getattr(self, name), at_least=1)
+        check_int("page_size", self.page_size, at_least=1)
+        _ = self.limits
         check_int("seed", self.seed, at_least=0)
         if self.num_pages is not None:
             check_int("num_pages", self.num_pages, at_least=2)
@@ -101,9 +146,8 @@ class EngineConfig:
                 raise ValueError("num_pages and kv_memory_fraction both size the pool; give one of them")
             if not 0.0 < self.kv_memory_fraction <= 1.0:
                 raise ValueError(f"kv_memory_fraction={self.kv_memory_fraction} is outside (0, 1]")
-        for name in ("enable_prefix_cache", "partial_pages", "deterministic"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r} is not a bool")
+        for name in ("enable_prefix_cache", "partial_pages", "deterministic", "overlap"):
+            _check_bool(name, getattr(self, name))
         _check_choice("dtype", self.dtype, (None, *get_args(Dtype)))
         _check_choice("kv_dtype", self.kv_dtype, (None, *get_args(Dtype)))
         _check_choice("warmup", self.warmup, get_args(Warmup))
@@ -117,6 +161,11 @@ class EngineConfig:
         if self.deterministic:
             raise NotImplementedError("deterministic=True is not built yet; leave it False")
 
+    @property
+    def limits(self) -> SchedulerLimits:
+        """The scheduler's part of the settings."""
+        return SchedulerLimits(**{field.name: getattr(self, field.name) for field in dataclasses.fields(SchedulerLimits)})
+
 
 ENGINE_FIELDS = tuple(field.name for field in dataclasses.fields(EngineConfig))
 
@@ -127,6 +176,11 @@ def check_int(name: str, value: object, *, at_least: int) -> None:
         raise ValueError(f"{name}={value!r} is not an int")
     if value < at_least:
         raise ValueError(f"{name}={value} is below its least value {at_least}")
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} is not a bool")
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

@@ -1,6 +1,7 @@
 """Engine: the loop plan -> run -> commit. Token ids in, token ids out; it knows no text."""
 
 import logging
+import time
 from collections.abc import Collection, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,9 @@ from radix_jax.config import EngineConfig
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import params_of
 from radix_jax.request import CompletionOutput, Request, RequestOutput, SamplingParams
-from radix_jax.runner import CompileLedger, Runner, keep_compiles, resolve_config
-from radix_jax.scheduler import Buckets, RequestState, Scheduler, SchedulerStats
+from radix_jax.plan import StepPlan
+from radix_jax.runner import CompileLedger, Runner, StepHandle, keep_compiles, resolve_config
+from radix_jax.scheduler import Buckets, QueueFull, RequestState, Scheduler, SchedulerStats
 
 _LOG = logging.getLogger("radix_jax")
 TokenIds = Sequence[int] | np.ndarray
@@ -87,11 +89,13 @@ class Engine:
             max_prefill_tokens=config.max_prefill_tokens,
         )
         self._cache, self._scheduler = self._new_bookkeeping()
+        self._in_flight: tuple[StepPlan, StepHandle] | None = None  # sent to the device, not read yet
         _keep_compiles(config.compile_cache_dir)
         self._runner = Runner(
             model_params,
             num_pages=self._num_pages,
             page_size=config.page_size,
+            max_rows=self._buckets.max_rows,
             kv_dtype=str(config.kv_dtype),
             attention_backend=config.attention_backend,
         )
@@ -144,31 +148,35 @@ class Engine:
         *,
         namespace: Hashable = None,
         priority: int = 0,
+        routing_key: Hashable = None,
     ) -> str:
         """Queue a request and return its id.
 
-        token_ids: the prompt, at least one id. namespace: KV is shared inside one namespace alone.
+        token_ids: the prompt, at least one id. namespace: KV is shared inside one namespace alone. priority: higher
+        ones go first, and may take the place of lower ones. routing_key: what schedule_policy "routing-key" groups by.
         max_tokens is cut to the room that the context leaves; None takes all that context and pool leave. An interrupt
         half-way is one of a step: every request is dropped and the cache emptied.
 
         Raises:
-            TypeError: token_ids are no ints, sampling is no SamplingParams, or the namespace is not hashable.
+            TypeError: token_ids are no ints, sampling is no SamplingParams, priority is no int, or namespace or
+                routing_key are not hashable.
             ValueError: no ids, ids outside the vocabulary, or a prompt or output that context or pool can't hold.
-            NotImplementedError: a priority, which is not built yet.
+            QueueFull: max_queued_requests wait already.
             RuntimeError: the engine is closed.
         """
-        if priority != 0:
-            raise NotImplementedError(f"priority={priority!r} is not built yet; leave it 0")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise TypeError(f"priority={priority!r} is not an int")
+        hash(routing_key)
         if self._closed:
             raise RuntimeError("the engine is closed; make a new one")
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"sampling is a {type(sampling).__name__}; give SamplingParams, or None for its defaults")
-        request = self._make_request(token_ids, sampling or SamplingParams(), namespace)
+        request = self._make_request(token_ids, sampling or SamplingParams(), namespace, priority, routing_key)
         try:
-            self._scheduler.add(request)
+            self._scheduler.add(request, time.monotonic())
             self._prompts[request.request_id] = request.token_ids.tolist()
             self._num_requests += 1
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, QueueFull):
             raise
         except BaseException:
             self._start_over()
@@ -176,15 +184,19 @@ class Engine:
         return request.request_id
 
     def step(self) -> list[RequestOutput]:
-        """Run one scheduler step: a state of each request that got a token, finished ones included; may be empty.
+        """Finish one scheduler step: a state of each request that got a token or ended; may be empty.
+
+        With `overlap` the next step is planned and sent to the device before the tokens of this one are read.
 
         If the step fails or is interrupted, every request is dropped and the cache emptied, and the error raised: no
         page is then half written and named.
         """
         done = False
         try:
-            plan = self._scheduler.plan()
-            states = self._scheduler.commit(plan, self._runner.run(plan)) if plan is not None else []
+            now = time.monotonic()
+            states = self._scheduler.expire(now)
+            states += self._finish_step(now)
+            self._drop_surplus()
             outputs = [self._output(state) for state in states]
             done = True
             return outputs
@@ -195,6 +207,7 @@ class Engine:
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request wherever it stands and give back what it holds; its last state, None if there is no such id."""
         state = self._scheduler.abort(request_id)
+        self._drop_surplus()
         return None if state is None else self._output(state)
 
     @property
@@ -265,8 +278,31 @@ class Engine:
         """Drop every request and give the pool's memory back; the engine is of no use afterwards."""
         self._closed = True
         self._scheduler.reset()
+        self._in_flight = None
         self._prompts.clear()
         self._runner.close()
+
+    def _finish_step(self, now: float) -> list[RequestState]:
+        """Read what the step in flight sampled, with the next one sent before it, and commit it."""
+        if self._in_flight is None:
+            self._in_flight = self._send(now)
+        if self._in_flight is None:
+            return []
+        plan, handle = self._in_flight
+        self._in_flight = self._send(now) if self._config.overlap else None
+        return self._scheduler.commit(plan, self._runner.read(handle))
+
+    def _send(self, now: float) -> tuple[StepPlan, StepHandle] | None:
+        """Plan a step and send it; None where there is nothing to do, or nothing before the last one is committed."""
+        plan = self._scheduler.plan(now)
+        return None if plan is None else (plan, self._runner.dispatch(plan))
+
+    def _drop_surplus(self) -> None:
+        """Commit a step in flight without reading it if all its requests have ended."""
+        if self._in_flight is not None and not self._scheduler.is_live(self._in_flight[0]):
+            plan, _ = self._in_flight
+            self._in_flight = None
+            self._scheduler.commit(plan, np.zeros(len(plan.rows), np.int32))
 
     def _new_bookkeeping(self) -> tuple[PrefixCache, Scheduler]:
         config = self._config
@@ -277,25 +313,31 @@ class Engine:
         )
         cache = PrefixCache(tree, PagePool(self._num_pages))
         scheduler = Scheduler(
-            page_size=config.page_size,
-            num_pages=self._num_pages,
+            cache,
+            self._buckets,
+            config.limits,
             max_model_len=self._max_model_len,
-            max_running_requests=config.max_running_requests,
-            max_prefill_tokens=config.max_prefill_tokens,
             schedule_policy=config.schedule_policy,
-            cache=cache,
             enable_prefix_cache=config.enable_prefix_cache,
-            buckets=self._buckets,
+            seed=config.seed,
         )
         return cache, scheduler
 
     def _start_over(self) -> None:
         _LOG.warning("a step did not finish: its requests are dropped and the cache is emptied")
         self._cache, self._scheduler = self._new_bookkeeping()
+        self._in_flight = None
         self._prompts.clear()
         self._runner.renew_pool()
 
-    def _make_request(self, token_ids: TokenIds, sampling: SamplingParams, namespace: Hashable) -> Request:
+    def _make_request(
+        self,
+        token_ids: TokenIds,
+        sampling: SamplingParams,
+        namespace: Hashable,
+        priority: int,
+        routing_key: Hashable,
+    ) -> Request:
         ids = _checked_ids(token_ids, self._vocab_size)
         if len(ids) >= self._max_model_len:
             raise ValueError(
@@ -322,6 +364,8 @@ class Engine:
             seed=seed,
             arrival=self._num_requests,
             namespace=namespace,
+            priority=priority,
+            routing_key=routing_key,
         )
 
     def _output(self, state: RequestState) -> RequestOutput:

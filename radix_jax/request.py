@@ -123,14 +123,15 @@ class CompletionOutput:
     """One completion of a request; `token_ids` and `text` are cumulative.
 
     index: sample index. text: decoded `token_ids`, "" where no tokenizer is at hand (Engine).
-    finish_reason: None while running, then "stop" | "length" | "abort". stop_reason: the id that stopped it.
+    finish_reason: None while running, then "stop" | "length" | "abort". stop_reason: the id that stopped it, or
+        the time-out.
     """
 
     index: int
     token_ids: list[int]
     text: str = ""
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     logprobs: list[dict[int, Any]] | None = None
 
 

@@ -21,6 +21,7 @@ def empty_inputs(bucket: Bucket, num_slots: int = 0) -> StepInputs:
         kv_lens=np.zeros(bucket.num_rows, np.int32),
         cu_q_lens=np.zeros(bucket.num_rows + 1, np.int32),
         write_slots=np.arange(num_slots, num_slots + bucket.num_tokens, dtype=np.int32),
+        token_src=np.full(bucket.num_tokens, -1, np.int32),
     )
 
 
@@ -39,6 +40,10 @@ def pack_inputs(plan: StepPlan, *, page_size: int, num_slots: int) -> StepInputs
     token_rows = np.repeat(np.arange(num_rows), q_lens)
     positions = np.arange(num_tokens, dtype=np.int32) + (starts - inputs.cu_q_lens[:num_rows])[token_rows]
     inputs.token_ids[:num_tokens] = np.concatenate([row.token_ids for row in rows])
+    assert inputs.token_src is not None
+    for b, row in enumerate(rows):
+        if row.source is not None:
+            inputs.token_src[inputs.cu_q_lens[b]] = row.source
     inputs.positions[:num_tokens] = positions
     pages = inputs.page_table[token_rows, positions // page_size]
     inputs.write_slots[:num_tokens] = pages * page_size + positions % page_size

@@ -2,7 +2,6 @@
 
 from radix_jax.scheduler.buckets import Buckets
 from radix_jax.scheduler.errors import QueueFull
-from radix_jax.scheduler.limits import SchedulerLimits
 from radix_jax.scheduler.policy import Policy, QueueView
 from radix_jax.scheduler.request_state import RequestState
 from radix_jax.scheduler.scheduler import Scheduler
@@ -15,6 +14,5 @@ __all__ = [
     "QueueView",
     "RequestState",
     "Scheduler",
-    "SchedulerLimits",
     "SchedulerStats",
 ]

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from radix_jax.config import SchedulerLimits
 from radix_jax.plan import StepRow
 from radix_jax.scheduler.admission import Admission
 from radix_jax.scheduler.budget import NewTokenRatio, num_pages_to_come
-from radix_jax.scheduler.limits import SchedulerLimits
 from radix_jax.scheduler.policy import QueueContext
 from radix_jax.scheduler.request_state import RequestState
 from radix_jax.scheduler.retraction import preemption_order

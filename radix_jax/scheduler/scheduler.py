@@ -9,13 +9,13 @@ from jaxtyping import Int32
 
 from radix_jax.cache.errors import OutOfPages
 from radix_jax.cache.prefix_cache import PrefixCache
+from radix_jax.config import SchedulerLimits
 from radix_jax.plan import StepPlan, StepRow
 from radix_jax.request import Request
 from radix_jax.scheduler.admission import Admission
 from radix_jax.scheduler.buckets import Buckets
 from radix_jax.scheduler.budget import NewTokenRatio
 from radix_jax.scheduler.errors import QueueFull
-from radix_jax.scheduler.limits import SchedulerLimits
 from radix_jax.scheduler.policy import QueueContext, Rule, make_policy
 from radix_jax.scheduler.prefill import Prefill
 from radix_jax.scheduler.request_state import RequestState
@@ -233,6 +233,10 @@ class Scheduler:
         if not self._running:
             self._ratio.reset()
         return changed
+
+    def is_live(self, plan: StepPlan) -> bool:
+        """Whether any request of a plan still runs, so that its tokens matter."""
+        return any(self._state_of(row) is not None for row in plan.rows)
 
     def reset(self) -> None:
         """Drop every request, give back what they hold, and start the counts anew. What is cached stays; plans in

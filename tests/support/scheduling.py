@@ -9,9 +9,10 @@ import numpy as np
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.cache.radix_tree import RadixTree
+from radix_jax.config import SchedulerLimits
 from radix_jax.plan import PageCopy, StepPlan
 from radix_jax.request import Request, SamplingParams
-from radix_jax.scheduler import Buckets, RequestState, Scheduler, SchedulerLimits
+from radix_jax.scheduler import Buckets, RequestState, Scheduler
 
 VOCAB_SIZE = 50
 _FACTOR = 0x9E3779B97F4A7C15
