@@ -52,7 +52,7 @@ def step_inputs(
             arrival=0,
         )
         plan_rows.append(StepRow(request=request, token_ids=ids, start=start, pages=used, samples=True))
-    plan = StepPlan(kind=bucket.kind, rows=tuple(plan_rows), bucket=bucket)
+    plan = StepPlan(kind=bucket.kind, rows=tuple(plan_rows), bucket=bucket, num_prompt_rows=0)
     return pack_inputs(plan, page_size=PAGE_SIZE, num_slots=config.num_layers * NUM_PAGES * PAGE_SIZE)
 
 

@@ -29,7 +29,7 @@ def packed() -> StepInputs:
         )
         ids = np.array([9], np.int32)
         rows.append(StepRow(request=request, token_ids=ids, start=start, pages=np.array(pages, np.int32), samples=True))
-    plan = StepPlan(kind="decode", rows=tuple(rows), bucket=Bucket("decode", 8, 8, 4))
+    plan = StepPlan(kind="decode", rows=tuple(rows), bucket=Bucket("decode", 8, 8, 4), num_prompt_rows=0)
     return pack_inputs(plan, page_size=PAGE_SIZE, num_slots=NUM_SLOTS)
 
 

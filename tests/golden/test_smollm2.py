@@ -65,7 +65,7 @@ def test_first_logits(real: Real) -> None:
         rows.append(StepRow(request=request, token_ids=prompt, start=0, pages=pages, samples=True))
     bucket = Bucket("prefill", 512, len(rows), num_pages=10)
     inputs = pack_inputs(
-        StepPlan("prefill", tuple(rows), bucket),
+        StepPlan("prefill", tuple(rows), bucket, len(rows)),
         page_size=PAGE_SIZE,
         num_slots=params.config.num_layers * next_page * PAGE_SIZE,
     )

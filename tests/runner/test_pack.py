@@ -29,7 +29,7 @@ def make_row(start: int, token_ids: list[int], pages: list[int], *, samples: boo
 
 
 def make_plan(kind: StepKind, rows: list[StepRow], num_tokens: int, num_rows: int = 4) -> StepPlan:
-    return StepPlan(kind=kind, rows=tuple(rows), bucket=Bucket(kind, num_tokens, num_rows, num_pages=5))
+    return StepPlan(kind, tuple(rows), Bucket(kind, num_tokens, num_rows, num_pages=5), num_prompt_rows=len(rows))
 
 
 def test_ragged_prefill() -> None:
