@@ -67,7 +67,7 @@ FIRST_RATES = best_rates(
 class Learned:
     """What is known of waits, by reuses before (3 stands for more too) and by the bin in which they ended."""
 
-    begun: Counter[int] = field(default_factory=lambda: Counter({k: 48 for k in range(4)}))
+    begun: Counter[int] = field(default_factory=lambda: Counter(dict.fromkeys(range(4), 48)))
     ended: Counter[tuple[int, int]] = field(
         default_factory=lambda: Counter({(k, place): 1 for k in range(4) for place in range(48)})
     )
