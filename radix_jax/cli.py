@@ -1,4 +1,4 @@
-"""The command line: radix-jax generate | chat | demo | pull | tree."""
+"""The command line: radix-jax generate | chat | demo | pull | tree | replay."""
 
 import contextlib
 import dataclasses
@@ -12,6 +12,7 @@ import typer
 
 import radix_jax
 from radix_jax.cli_options import with_fields
+from radix_jax.cli_replay import replay
 from radix_jax.config import EngineConfig
 from radix_jax.request import RequestOutput, SamplingParams
 
@@ -34,6 +35,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+app.command()(replay)
 
 
 def main() -> None:

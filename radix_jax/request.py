@@ -191,7 +191,7 @@ class RecordedRequest:
         Raises:
             ValueError: no JSON object, a field that is missing, unknown or of another type, or no prompt.
         """
-        fields = json.loads(line)
+        fields: Any = json.loads(line)
         names = ("arrival_s", "token_ids", "output_ids", "max_tokens", "namespace", "priority")
         if not isinstance(fields, dict) or fields.keys() != set(names):
             raise ValueError(f"a recorded request has the fields {', '.join(names)}")
@@ -202,7 +202,8 @@ class RecordedRequest:
             fields[name] = _recorded_ids(name, fields[name])
         if not len(fields["token_ids"]):
             raise ValueError("token_ids is empty; a request has a prompt")
-        return cls(**fields | {"namespace": _as_hashable(fields["namespace"])})
+        fields["namespace"] = _as_hashable(fields["namespace"])
+        return cls(**fields)
 
 
 def _check_float(name: str, value: object, *, low: float, high: float) -> None:

@@ -126,8 +126,8 @@ class RadixTree:
             self._note_use(last)
         cached_len, donor = last.end_len, NO_DONOR
         if self._partial_pages and last.children:
-            next_page = key[len(key) - (len(ids) - cached_len) * TOKEN_BYTES :][: self._page_bytes]
-            donor = find_donor(self, last, bytes(next_page))
+            first_byte = len(key) - (len(ids) - cached_len) * TOKEN_BYTES
+            donor = find_donor(self, last, bytes(key[first_byte : first_byte + self._page_bytes]))
         pages = np.frombuffer(b"".join([node.pages for node in path]), INT32)
         return _new(MatchResult, (cached_len, pages, PrefixHandle(self, last, cached_len), *donor))
 

@@ -100,9 +100,10 @@ def _non_negative_least_squares(matrix: np.ndarray, target: np.ndarray) -> np.nd
         part, *_ = np.linalg.lstsq(matrix[:, columns] / scale[columns], target, rcond=None)
         if (part < 0).any():
             continue
-        error = float(((matrix[:, columns] / scale[columns]) @ part - target) @ (
-            (matrix[:, columns] / scale[columns]) @ part - target
-        ))
+        error = float(
+            ((matrix[:, columns] / scale[columns]) @ part - target)
+            @ ((matrix[:, columns] / scale[columns]) @ part - target)
+        )
         if error < best_error * (1 - 1e-12):
             best, best_error = np.zeros(num_columns), error
             best[columns] = part / scale[columns]

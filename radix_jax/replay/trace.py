@@ -3,6 +3,7 @@
 A trace of an hour has some 10^8 prompt tokens, so a request keeps what its ids are made from, and no more.
 """
 
+import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -90,7 +91,7 @@ class Trace(Sequence[TraceRequest]):
     """
 
     def __init__(self, name: str, requests: Sequence[TraceRequest]) -> None:
-        for place, (one, following) in enumerate(zip(requests, requests[1:], strict=False)):
+        for place, (one, following) in enumerate(itertools.pairwise(requests)):
             if following.arrival_s < one.arrival_s:
                 raise ValueError(
                     f"request {place + 1} of {name} arrives at {following.arrival_s} s, the one before it at "

@@ -59,15 +59,18 @@ class PrefixMatches:
         return self._cache.tree.version - self._num_insertions
 
     def track(self, state: RequestState, num_ids: int) -> TrackedMatch:
-        """Match the first `num_ids` tokens of a request, and keep that exact from here on."""
+        """Match the first `num_ids` tokens of a request, and keep that exact from here on; replaces what was tracked."""
+        self.forget(state.request_id)
         peek = self._cache.peek(state.tokens[:num_ids], state.request.namespace)
         match = self._matches[state.request_id] = TrackedMatch(state, num_ids, peek, self.epoch)
         self._file(match)
         return match
 
     def forget(self, request_id: str) -> None:
-        """Stop tracking a request."""
-        self._unfile(self._matches.pop(request_id))
+        """Stop tracking a request, if it is tracked."""
+        match = self._matches.pop(request_id, None)
+        if match is not None:
+            self._unfile(match)
 
     def note_inserted(self, state: RequestState, tokens: range, version_rise: int) -> list[TrackedMatch]:
         """Match on what waited for pages that just entered the tree; returns those that changed.

@@ -175,7 +175,7 @@ class WaitingQueue:
             self._computing.track(state, state.num_tokens)
 
     def forget_computing(self, request_id: str) -> None:
-        """The rest of the request's prompt is in the tree, or it left."""
+        """The rest of the request's prompt is in the tree, or it left; also for one that was never noted."""
         if self._computing is not None:
             self._computing.forget(request_id)
 

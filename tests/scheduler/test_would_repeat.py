@@ -97,6 +97,15 @@ def test_a_page_that_entered_the_tree_is_no_reason_to_wait() -> None:
     assert not case.waits(range(20))
 
 
+def test_noting_again_and_forgetting_twice_do_no_harm() -> None:
+    case = Case()
+    case.queue.note_computing(case.running)
+    assert case.waits(range(20))
+    for _ in range(2):
+        case.queue.forget_computing(case.running.request_id)
+        assert not case.waits(range(20))
+
+
 def test_others_may_be_further_than_the_running_one() -> None:
     case = Case()
     ahead = case.state([*range(16), 99])

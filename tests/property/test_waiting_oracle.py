@@ -1,12 +1,13 @@
 """The waiting queue against a sorted list made from nothing, while pages come and go between any two yields."""
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import numpy as np
-from hypothesis import settings
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.prefix_cache import PrefixCache
@@ -18,9 +19,8 @@ from radix_jax.scheduler.request_state import RequestState
 from radix_jax.scheduler.request_state import Ticket
 from radix_jax.scheduler.waiting import WaitingEntry, WaitingQueue
 
-IDS = st.lists(st.integers(0, 1), min_size=1, max_size=10)
-NAMESPACES = st.sampled_from((None, None, "a"))
-ROUTING_KEYS = st.sampled_from((None, "x", "y"))
+NAMESPACES: tuple[Hashable, ...] = (None, None, "a")
+ROUTING_KEYS: tuple[Hashable, ...] = (None, "x", "y")
 Prefix = tuple[Any, ...]
 
 
@@ -52,17 +52,14 @@ def depth_first(counted: list[Counted]) -> list[Counted]:
     return visit((), counted)
 
 
-class WaitingMachine(RuleBasedStateMachine):
-    """A queue, its tree, one pass that may be under way, and requests that compute."""
+class Walk:
+    """A queue, its tree, one pass that may be under way, and requests that compute; and the same by the book."""
 
-    @initialize(
-        policy=st.sampled_from((*SCHEDULE_POLICIES, shortest_match_first)),
-        page_size=st.sampled_from((1, 2, 3)),
-    )
-    def start(self, policy: str | Callable[[QueueView], Any], page_size: int) -> None:
+    def __init__(self, policy: str | Callable[[QueueView], Any], page_size: int, seed: int):
+        self.rng = random.Random(seed)
         self.policy = make_policy(policy, seed=5)
         self.page_size = page_size
-        self.cache = PrefixCache(RadixTree(page_size, eviction_policy="lru"), PagePool(40))
+        self.cache = PrefixCache(RadixTree(page_size), PagePool(self.rng.choice((20, 60))))
         self.queue = WaitingQueue(self.policy, self.cache)
         self.waiting: dict[str, tuple[RequestState, Ticket]] = {}
         self.computing: dict[str, RequestState] = {}
@@ -73,51 +70,60 @@ class WaitingMachine(RuleBasedStateMachine):
         self.order: Iterator[WaitingEntry] | None = None
         self.yielded: set[str] = set()
 
-    @rule(
-        ids=IDS,
-        namespace=NAMESPACES,
-        max_tokens=st.integers(1, 3),
-        priority=st.sampled_from((0, 0, 0, 1)),
-        routing_key=ROUTING_KEYS,
-    )
-    def add(self, ids: list[int], namespace: Any, max_tokens: int, priority: int, routing_key: Any) -> None:
-        self.num_requests += 1
-        request = Request(
-            request_id=str(self.num_requests),
-            token_ids=np.asarray(ids, np.int32),
-            sampling=SamplingParams(),
-            max_tokens=max_tokens,
-            stop_ids=frozenset(),
-            seed=0,
-            arrival=self.num_requests,
-            namespace=namespace,
-            priority=priority,
-            routing_key=routing_key,
-        )
-        state = RequestState(request, self.page_size)
-        ticket = self.queue.add(state, self.num_prefill_tokens)
-        assert ticket == (self.num_passes, self.num_prefill_tokens)
-        self.waiting[request.request_id] = state, ticket
+    def go(self, num_steps: int) -> None:
+        steps = {
+            self.add: 8,
+            self.admit_next: 6,
+            self.look_at_next: 8,
+            self.look_at_the_rest: 1,
+            self.start_pass: 3,
+            self.end_pass: 1,
+            self.abort: 2,
+            self.come_back: 2,
+            self.insert_other: 2,
+            self.insert_own: 2,
+            self.match_other: 1,
+            self.evict: 2,
+        }
+        for step in self.rng.choices(list(steps), list(steps.values()), k=num_steps):
+            step()
+            self.queue.check_integrity()
+            assert len(self.queue) == len(self.waiting)
 
-    @rule(data=st.data())
-    @precondition(lambda self: self.out)
-    def come_back(self, data: st.DataObject) -> None:
+    def add(self) -> None:
+        if len(self.waiting) > 12:
+            return
+        state = self.random_state()
+        self.waiting[state.request_id] = state, self.queue.add(state, self.num_prefill_tokens)
+        assert self.waiting[state.request_id][1] == (self.num_passes, self.num_prefill_tokens)
+
+    def come_back(self) -> None:
         """A retracted request: with some output, under its old ticket; it counts as one that comes now."""
-        state, ticket = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
-        if state.request_id in self.computing:
+        if not self.out:
+            return
+        state, ticket = self.out.pop(self.rng.randrange(len(self.out)))
+        if self.computing.pop(state.request_id, None):
             self.queue.forget_computing(state.request_id)
-            del self.computing[state.request_id]
         if state.num_tokens < len(state.tokens) - 1:
-            state.append_token(data.draw(st.integers(0, 1)))
+            state.append_token(self.rng.randrange(2))
         assert self.queue.add(state, self.num_prefill_tokens, ticket) == ticket
         self.waiting[state.request_id] = state, ticket
         self.yielded.discard(state.request_id)
 
-    @rule(data=st.data(), computes=st.booleans())
-    @precondition(lambda self: self.waiting)
-    def remove(self, data: st.DataObject, computes: bool) -> None:
-        """Admitted or aborted, be it yielded or not; some compute on in later steps."""
-        request_id = data.draw(st.sampled_from(sorted(self.waiting)))
+    def abort(self) -> None:
+        """Be it yielded or not."""
+        if self.waiting:
+            self.remove(self.rng.choice(sorted(self.waiting)), computes=False)
+
+    def admit_next(self) -> None:
+        """A chunk of its pages enters the tree at once; it may compute on in later steps."""
+        state = self.look_at_next()
+        if state is not None:
+            chunk_len = self.rng.randrange(12)
+            self.remove(state.request_id, computes=chunk_len < state.num_tokens)
+            self.insert(state, min(chunk_len, state.num_tokens))
+
+    def remove(self, request_id: str, *, computes: bool) -> None:
         state, ticket = self.waiting.pop(request_id)
         self.left.append((state, self.true_len(state)))
         self.queue.remove(request_id)
@@ -126,77 +132,77 @@ class WaitingMachine(RuleBasedStateMachine):
             self.queue.note_computing(state)
             self.computing[request_id] = state
 
-    @rule(ids=IDS, namespace=NAMESPACES)
-    def insert_other(self, ids: list[int], namespace: Any) -> None:
-        request = Request(
-            request_id="other",
-            token_ids=np.asarray(ids, np.int32),
-            sampling=SamplingParams(),
-            max_tokens=1,
-            stop_ids=frozenset(),
-            seed=0,
-            arrival=0,
-            namespace=namespace,
-        )
-        self.insert(RequestState(request, self.page_size), len(ids))
+    def insert_other(self) -> None:
+        state = self.random_state()
+        self.insert(state, state.num_tokens)
 
-    @rule(data=st.data())
-    @precondition(lambda self: self.waiting or self.out)
-    def insert_own(self, data: st.DataObject) -> None:
+    def insert_own(self) -> None:
         """Pages of a request that waits, or that left the queue."""
         states = [state for state, _ in [*self.waiting.values(), *self.out]]
-        state = data.draw(st.sampled_from(sorted(states, key=lambda each: each.request.arrival)))
-        self.insert(state, data.draw(st.integers(1, state.num_tokens)))
+        if states:
+            state = self.rng.choice(states)
+            self.insert(state, self.rng.randint(1, state.num_tokens))
 
-    @rule(num_tokens=st.integers(1, 12), trim=st.booleans())
-    def evict(self, num_tokens: int, trim: bool) -> None:
-        self.cache.free(self.cache.tree.evict(num_tokens, trim))
+    def evict(self) -> None:
+        self.cache.free(self.cache.tree.evict(self.rng.randint(1, 12), trim=self.rng.random() < 0.5))
         self.forget_left()
 
-    @rule(ids=IDS, namespace=NAMESPACES)
-    def match(self, ids: list[int], namespace: Any) -> None:
+    def match_other(self) -> None:
         """Splits nodes."""
-        self.cache.match_prefix(ids, namespace)
+        self.cache.match_prefix(self.random_state().prompt)
 
-    @rule(num_passes=st.sampled_from((1, GENERATION_PASSES // 2)), num_prefill_tokens=st.integers(0, 9))
-    def end_pass(self, num_passes: int, num_prefill_tokens: int) -> None:
+    def end_pass(self) -> None:
         self.order = None
+        num_passes = self.rng.choice((1, 1, 1, GENERATION_PASSES))
         for _ in range(num_passes):
             self.queue.end_pass()
         self.num_passes += num_passes
-        self.num_prefill_tokens += num_prefill_tokens
 
-    @rule(x=st.integers(0, 2), y=st.integers(0, 2))
-    def start_pass(self, x: int, y: int) -> None:
-        running = {key: count for key, count in (("x", x), ("y", y)) if count}
+    def start_pass(self) -> None:
+        self.num_prefill_tokens += self.rng.randrange(10)
+        running = {key: count for key in ("x", "y") if (count := self.rng.randrange(3))}
         self.context = QueueContext(self.num_prefill_tokens, running)
         self.order = self.queue.in_order(self.context)
         self.yielded.clear()
         self.left.clear()
         self.look_at_next()
 
-    @rule()
-    @precondition(lambda self: self.order is not None)
-    def look_at_next(self) -> None:
-        assert self.order is not None
+    def look_at_next(self) -> RequestState | None:
+        if self.order is None:
+            return None
         entry = next(self.order, None)
         expected = next((state for state in self.sorted_list() if state.request_id not in self.yielded), None)
         if entry is None:
             assert expected is None
             self.order = None
-            return
+            return None
         assert entry.state is expected
         assert entry.matched_len == self.true_len(entry.state)
         self.yielded.add(entry.state.request_id)
-        assert self.queue.would_repeat(entry) == any(
-            self.repeats(entry.state, other) for other in self.computing.values()
-        )
+        repeats = [self.repeats(entry.state, other) for other in self.computing.values()]
+        assert self.queue.would_repeat(entry) == any(repeats)
+        return entry.state
 
-    @invariant()
-    def whole(self) -> None:
-        if hasattr(self, "queue"):
-            self.queue.check_integrity()
-            assert len(self.queue) == len(self.waiting)
+    def look_at_the_rest(self) -> None:
+        while self.look_at_next() is not None:
+            pass
+
+    def random_state(self) -> RequestState:
+        self.num_requests += 1
+        rng = self.rng
+        request = Request(
+            request_id=str(self.num_requests),
+            token_ids=np.array([rng.randrange(2) for _ in range(rng.randint(1, 10))], np.int32),
+            sampling=SamplingParams(),
+            max_tokens=rng.randint(1, 3),
+            stop_ids=frozenset(),
+            seed=0,
+            arrival=self.num_requests,
+            namespace=rng.choice(NAMESPACES),
+            priority=rng.choice((0, 0, 0, 1)),
+            routing_key=rng.choice(ROUTING_KEYS),
+        )
+        return RequestState(request, self.page_size)
 
     def insert(self, state: RequestState, num_tokens: int) -> None:
         num_pages = num_tokens // self.page_size
@@ -271,5 +277,8 @@ class WaitingMachine(RuleBasedStateMachine):
         )
 
 
-TestWaiting = WaitingMachine.TestCase
-TestWaiting.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+@pytest.mark.parametrize("policy", [*SCHEDULE_POLICIES, shortest_match_first])
+@given(seed=st.integers(0, 2**32 - 1), page_size=st.sampled_from((1, 2)))
+@settings(max_examples=6)
+def test_the_queue_is_the_sorted_list(policy: str | Callable[[QueueView], Any], seed: int, page_size: int) -> None:
+    Walk(policy, page_size, seed).go(200)
