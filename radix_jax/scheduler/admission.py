@@ -4,7 +4,7 @@ A request is let in while its known tokens and its whole output fit beside what 
 yet (see `budget`). What they take beyond that, the scheduler makes room for by retraction.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -78,11 +78,7 @@ class Admission:
         """
         if self.num_needed(state, matched_len) + num_reserved > self._cache.num_available:
             return False
-        # The last known token is computed even when it is cached: its logits give the next token.
-        prefix_len = state.num_tokens - 1 if self._enable_prefix_cache else 0
-        match = self._cache.match_prefix(state.tokens[:prefix_len], state.request.namespace, state.last_handle)
-        state.last_handle = match.handle
-        self._cache.lock(match.handle)
+        match = self._match_and_lock(state)
         # A locked prefix can no longer be evicted to make room, so only now the count is final.
         if self.num_needed(state, match.cached_len) + num_reserved > self._cache.num_available:
             self._cache.unlock(match.handle)
@@ -92,6 +88,29 @@ class Admission:
         state.append_pages(match.pages)
         self._plan_copy(state, match, num_reserved)
         return True
+
+    def would_fit(
+        self, state: RequestState, matched_len: int, num_reserved: int, without: Sequence[RequestState]
+    ) -> bool:
+        """Whether a waiting request would be admitted if the running ones in `without` gave their pages back.
+
+        Tried out on the locks, since they may share with others that stay, or with the request itself.
+        """
+        handles = [other.handle for other in without if other.handle is not None]
+        num_private = sum(other.num_pages for other in without) - sum(
+            handle.cached_len // self._page_size for handle in handles
+        )
+        num_spare = num_private - num_reserved
+        for handle in handles:
+            self._cache.unlock(handle)
+        fits = self.num_needed(state, matched_len) <= self._cache.num_available + num_spare
+        if fits:
+            match = self._match_and_lock(state)
+            fits = self.num_needed(state, match.cached_len) <= self._cache.num_available + num_spare
+            self._cache.unlock(match.handle)
+        for handle in handles:
+            self._cache.lock(handle)
+        return fits
 
     def num_missing(self, state: RequestState, end: int) -> int:
         """Pages that a running request has to take for its tokens [0, end)."""
@@ -159,6 +178,14 @@ class Admission:
         if self._donors:
             raise AssertionError(f"{len(self._donors)} donors are locked, and no plan is being made")
         self._cache.check_integrity(np.concatenate(private))
+
+    def _match_and_lock(self, state: RequestState) -> MatchResult:
+        # The last known token is computed even when it is cached: its logits give the next token.
+        prefix_len = state.num_tokens - 1 if self._enable_prefix_cache else 0
+        match = self._cache.match_prefix(state.tokens[:prefix_len], state.request.namespace, state.last_handle)
+        state.last_handle = match.handle
+        self._cache.lock(match.handle)
+        return match
 
     def _plan_copy(self, state: RequestState, match: MatchResult, num_reserved: int) -> None:
         """Continue an admitted request's prefix by a part of a page, copied into a page of its own, if one is cached.

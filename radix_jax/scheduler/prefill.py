@@ -1,6 +1,6 @@
 """Prefill: whose prompt is computed in a step, and how far."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from radix_jax.config import SchedulerLimits
@@ -23,6 +23,18 @@ class Refusal:
     num_needed: int
     num_reserved: int
     num_available: int
+
+
+@dataclass
+class _Pass:
+    """One look through the waiting requests. rows: of the plan so far. num_left: tokens that its step still takes.
+    num_reserved: pages that those who run, admitted in this pass or before, are expected to take yet."""
+
+    rows: list[StepRow]
+    num_left: int
+    num_reserved: int
+    ratio: NewTokenRatio
+    may_retract: bool
 
 
 class Prefill:
@@ -61,7 +73,11 @@ class Prefill:
         self.refusal = None
 
     def rows(self, num_left: int, ratio: NewTokenRatio, context: QueueContext, may_retract: bool) -> list[StepRow]:
-        """The unfinished prompt, then waiting requests, while rows, tokens and pages last."""
+        """The unfinished prompt, then waiting requests, while rows, tokens and pages last.
+
+        Raises:
+            Exception: what a rule of one's own raised while there was no row yet.
+        """
         rows: list[StepRow] = []
         self.needs_commit = False
         if self._running.unfinished is not None:
@@ -69,7 +85,7 @@ class Prefill:
             num_left -= len(rows[0].token_ids)
         if len(self._waiting) and num_left and self._may_succeed(ratio):
             num_before = len(rows)
-            self._admit_waiting(rows, num_left, ratio, context, may_retract)
+            self._admit_waiting(_Pass(rows, num_left, self._running.num_reserved(ratio), ratio, may_retract), context)
             if len(rows) > num_before:
                 self._waiting.end_pass()
         if rows:
@@ -83,65 +99,73 @@ class Prefill:
             return True
         return refusal.num_needed + self._running.num_reserved(ratio) <= self._admission.num_available
 
-    def _admit_waiting(
-        self, rows: list[StepRow], num_left: int, ratio: NewTokenRatio, context: QueueContext, may_retract: bool
-    ) -> None:
-        num_reserved = self._running.num_reserved(ratio)
-        for entry in self._waiting.in_order(context):
+    def _admit_waiting(self, this: _Pass, context: QueueContext) -> None:
+        for entry in self._in_order(this, context):
             if self._waiting.would_repeat(entry):
                 continue
-            if not self._tokens_suffice(entry, num_left):
-                return
-            if not self._admit(entry, num_reserved, ratio, may_retract, rows):
+            if not self._tokens_suffice(entry, this.num_left) or not self._admit(entry, this):
                 return
             state = entry.state
             self._waiting.remove(state.request_id)
             self._running.enter(state)
-            rows.append(self._running.prompt_row(state, num_left))
-            num_left -= len(rows[-1].token_ids)
-            num_reserved += num_pages_to_come(state, 1.0, self._page_size)
-            if num_left == 0:
+            this.rows.append(self._running.prompt_row(state, this.num_left))
+            this.num_left -= len(this.rows[-1].token_ids)
+            this.num_reserved += num_pages_to_come(state, 1.0, self._page_size)
+            if this.num_left == 0:
                 return
 
-    def _admit(
-        self, entry: WaitingEntry, num_reserved: int, ratio: NewTokenRatio, may_retract: bool, rows: list[StepRow]
-    ) -> bool:
+    def _in_order(self, this: _Pass, context: QueueContext) -> Iterator[WaitingEntry]:
+        """The waiting requests, best first; up to where a rule of one's own raises, if there are rows by then: those
+        have to run."""
+        entries = self._waiting.in_order(context)
+        while True:
+            try:
+                entry = next(entries, None)
+            except Exception:
+                if this.rows:
+                    return
+                raise
+            if entry is None:
+                return
+            yield entry
+
+    def _admit(self, entry: WaitingEntry, this: _Pass) -> bool:
         state = entry.state
-        if len(self._running) < self._limits.max_running_requests and self._admission.admit(
-            state, entry.matched_len, num_reserved
-        ):
+        has_place = len(self._running) < self._limits.max_running_requests
+        if has_place and self._admission.admit(state, entry.matched_len, this.num_reserved):
             return True
-        if self._preempt_for(entry, ratio, may_retract, rows):
+        if self._preempt_for(entry, this):
             return True
-        if len(self._running) < self._limits.max_running_requests:
+        if has_place and not self.needs_commit:
             num_needed = self._admission.num_needed(state, entry.matched_len)
-            self.refusal = Refusal(state.request_id, num_needed, num_reserved, self._admission.num_available)
+            self.refusal = Refusal(state.request_id, num_needed, this.num_reserved, self._admission.num_available)
         return False
 
-    def _preempt_for(
-        self, entry: WaitingEntry, ratio: NewTokenRatio, may_retract: bool, rows: list[StepRow]
-    ) -> bool:
-        """Take running requests of lower priority out, one after the other, until the entry's request is admitted.
-        Those that have a row in this step stay."""
+    def _preempt_for(self, entry: WaitingEntry, this: _Pass) -> bool:
+        """Take running requests of lower priority out, one after the other, until the entry's request is admitted;
+        nobody, if it would not fit in the end. Those that have a row in this step stay."""
         threshold = self._limits.preemption_threshold
         if threshold is None:
             return False
         state = entry.state
-        planned = {row.request.request_id for row in rows}
+        planned = {row.request.request_id for row in this.rows}
         weaker = [
             victim
             for victim in preemption_order(self._running, state.request.priority, threshold)
             if victim.request_id not in planned
         ]
-        num_at_best = self._admission.num_available + sum(victim.num_pages for victim in weaker)
-        if not weaker or self._admission.num_needed(state, entry.matched_len) > num_at_best:
+        num_reserved = this.num_reserved - sum(
+            num_pages_to_come(victim, this.ratio.value, self._page_size) for victim in weaker
+        )
+        if not weaker or not self._admission.would_fit(state, entry.matched_len, num_reserved, without=weaker):
             return False
-        if not may_retract:
+        if not this.may_retract:
             self.needs_commit = True
             return False
         for victim in weaker:
+            this.num_reserved -= num_pages_to_come(victim, this.ratio.value, self._page_size)
             self._retract(victim)
-            if self._admission.admit(state, entry.matched_len, self._running.num_reserved(ratio)):
+            if self._admission.admit(state, entry.matched_len, this.num_reserved):
                 return True
         return False
 

@@ -334,7 +334,9 @@ class Scheduler:
         blocked = len(self._running) == self._limits.max_running_requests or (
             self._prefill.refusal is not None and self._ratio.is_least
         )
-        if max_steps == 1 or not ready or self._in_flight or (len(self._waiting) and not blocked):
+        waits = (len(self._waiting) and not blocked) or self._running.unfinished is not None
+        needs_values = any(state.request.needs_values for state in ready)
+        if max_steps == 1 or not ready or self._in_flight or waits or needs_values:
             return 1
         num_steps = min(max_steps, *(state.num_to_sample for state in ready))
         while num_steps > 1 and self._running.num_missing(ready, num_steps) > self._admission.num_available:
