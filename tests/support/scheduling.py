@@ -1,6 +1,7 @@
 """Schedulers to drive without a device: a model whose KV is real enough to tell a wrong page, and its oracle."""
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -69,6 +70,7 @@ class RequestMaker:
         priority: int = 0,
         ignore_eos: bool = False,
         needs_values: bool = False,
+        routing_key: Hashable = None,
     ) -> Request:
         arrival = next(self._arrivals)
         return Request(
@@ -82,6 +84,7 @@ class RequestMaker:
             namespace=namespace,
             priority=priority,
             needs_values=needs_values,
+            routing_key=routing_key,
         )
 
 
@@ -130,10 +133,7 @@ class FakeModel:
         assert len(np.unique(all_written)) == len(all_written), "two rows write the same slot"
         assert all_written.min() >= self._page_size, "the null page is written"
         return np.array(
-            [
-                _next_token(self._kv[self._slots(row.pages, row.end + step)]) if row.samples else -1
-                for row in plan.rows
-            ],
+            [_next_token(self._kv[self._slots(row.pages, row.end + step)]) if row.samples else -1 for row in plan.rows],
             np.int32,
         )
 
@@ -157,6 +157,61 @@ def expected_output(request: Request) -> list[int]:
         if token in request.stop_ids or len(output) == request.max_tokens:
             return output
         kv = np.append(kv, _kv_of(np.array([token], np.int32), len(kv), kv[-1]))
+
+
+def names(plan: StepPlan | None) -> list[str]:
+    """The request of each row."""
+    return [row.request.request_id for row in plan.rows] if plan is not None else []
+
+
+def spans(plan: StepPlan | None) -> list[tuple[str, int, int, bool]]:
+    """(request, start, end, samples) of each row."""
+    assert plan is not None
+    return [(row.request.request_id, row.start, row.end, row.samples) for row in plan.rows]
+
+
+class Ahead:
+    """Drives a scheduler as an engine with overlap does: plans run at once, in their order, and are committed later."""
+
+    def __init__(self, scheduler: Scheduler, model: FakeModel):
+        self.scheduler, self._model = scheduler, model
+        self.in_flight: deque[tuple[StepPlan, np.ndarray]] = deque()
+
+    def plan(self, now: float = 0.0, max_steps: int = 1) -> StepPlan | None:
+        """Plan, and run what was planned."""
+        plan = self.scheduler.plan(now, max_steps)
+        if plan is not None:
+            self.in_flight.append((plan, self._model.run(plan)))
+        self.scheduler.check_integrity()
+        return plan
+
+    def commit(self) -> list[RequestState]:
+        """Commit the oldest plan."""
+        changed = self.scheduler.commit(*self.in_flight.popleft())
+        self.scheduler.check_integrity()
+        return changed
+
+    def step(self) -> StepPlan | None:
+        """Plan one step ahead of the commit; where that is not possible, commit first."""
+        plan = self.plan()
+        if plan is None and self.in_flight:
+            self.commit()
+            plan = self.plan()
+        if len(self.in_flight) == 2:
+            self.commit()
+        return plan
+
+    def run_all(self, max_steps: int = 10_000) -> dict[str, RequestState]:
+        """Step until nothing is left; every finished request by id."""
+        finished: dict[str, RequestState] = {}
+        for _ in range(max_steps):
+            plan = self.plan() if len(self.in_flight) < 2 else None
+            if not self.in_flight:
+                assert not self.scheduler.has_unfinished
+                return finished
+            if plan is None or len(self.in_flight) == 2:
+                finished |= {state.request_id: state for state in self.commit() if state.finish_reason is not None}
+        raise AssertionError(f"not finished after {max_steps} steps")
 
 
 def step(scheduler: Scheduler, model: FakeModel) -> tuple[StepPlan | None, list[RequestState]]:
