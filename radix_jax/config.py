@@ -91,7 +91,8 @@ class EngineConfig:
     eviction_policy: which unlocked leaf goes first: "lru" or "mru" (least or most recently used), "lfu" (least often),
         "fifo" or "filo" (by creation), "priority" (lowest), "slru" (what was reused twice last), "tlru" (first what a
         next turn can soon recompute), "reuse-credit" (age, less for what was reused), "cost-aware" (first what is
-        cheap to recompute) or "reuse-rate" (what is reused least for the time it is kept, learned); `radix_jax.cache.eviction_rules.make_policy` has the exact rules.
+        cheap to recompute) or "reuse-rate" (what is reused least for the time it is kept, learned);
+        `radix_jax.cache.eviction_rules.make_policy` has the exact rules.
     enable_prefix_cache: False computes every prompt in full.
     dtype: of the weights; None is float32 on CPU and bfloat16 on accelerators.
     kv_dtype: of the pool; None is float32 on CPU and dtype on accelerators.
@@ -164,7 +165,9 @@ class EngineConfig:
     @property
     def limits(self) -> SchedulerLimits:
         """The scheduler's part of the settings."""
-        return SchedulerLimits(**{field.name: getattr(self, field.name) for field in dataclasses.fields(SchedulerLimits)})
+        return SchedulerLimits(
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(SchedulerLimits)}
+        )
 
 
 ENGINE_FIELDS = tuple(field.name for field in dataclasses.fields(EngineConfig))

@@ -2,55 +2,25 @@
 
 import logging
 import time
-from collections.abc import Collection, Generator, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Generator, Hashable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int32
 
 from radix_jax.cache import PagePool, PrefixCache, RadixTree
 from radix_jax.checkpoints import user_cache_dir
 from radix_jax.config import EngineConfig
+from radix_jax.engine_stats import EngineStats
+from radix_jax.intake import TokenIds, checked_ids, make_request
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import params_of
-from radix_jax.request import CompletionOutput, Request, RequestOutput, SamplingParams
 from radix_jax.plan import StepPlan
+from radix_jax.request import CompletionOutput, RequestOutput, SamplingParams
 from radix_jax.runner import CompileLedger, Runner, StepHandle, keep_compiles, resolve_config
-from radix_jax.scheduler import Buckets, QueueFull, RequestState, Scheduler, SchedulerStats
+from radix_jax.scheduler import Buckets, QueueFull, RequestState, Scheduler
 
 _LOG = logging.getLogger("radix_jax")
-TokenIds = Sequence[int] | np.ndarray
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """Counts since the engine started; all but the compiles begin anew after a step that failed.
-
-    hit_rate: cached / all prompt tokens of admitted requests, each request counted once.
-    num_prefill_tokens: prompt tokens computed. num_evicted_tokens: cached tokens given up for room.
-    num_free_pages, num_evictable_pages, num_protected_pages: now; private pages of running requests are in none.
-    padding_waste: share of the computed token places that were padding.
-    num_compiles, compile_s: warm-up included.
-    """
-
-    hit_rate: float
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_prefill_tokens: int
-    num_output_tokens: int
-    num_evicted_tokens: int
-    num_free_pages: int
-    num_evictable_pages: int
-    num_protected_pages: int
-    num_running: int
-    num_waiting: int
-    num_prefill_steps: int
-    num_decode_steps: int
-    padding_waste: float
-    num_compiles: int
-    compile_s: float
 
 
 class Engine:
@@ -171,7 +141,20 @@ class Engine:
             raise RuntimeError("the engine is closed; make a new one")
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"sampling is a {type(sampling).__name__}; give SamplingParams, or None for its defaults")
-        request = self._make_request(token_ids, sampling or SamplingParams(), namespace, priority, routing_key)
+        ids = checked_ids(token_ids, self._vocab_size, self._max_model_len)
+        request = make_request(
+            ids,
+            sampling or SamplingParams(),
+            number=self._num_requests,
+            room=self._max_model_len - len(ids),
+            # The last output token needs no KV.
+            pool_room=(self._num_pages - 1) * self._config.page_size + 1 - len(ids),
+            eos_token_ids=self._eos_token_ids,
+            engine_seed=self._config.seed,
+            namespace=namespace,
+            priority=priority,
+            routing_key=routing_key,
+        )
         try:
             self._scheduler.add(request, time.monotonic())
             self._prompts[request.request_id] = request.token_ids.tolist()
@@ -245,26 +228,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counts so far, and the pages of now."""
-        counts: SchedulerStats = self._scheduler.stats
-        num_padded = sum(counts.num_padded_tokens.values())
-        return EngineStats(
-            hit_rate=counts.num_cached_tokens / max(1, counts.num_prompt_tokens),
-            num_prompt_tokens=counts.num_prompt_tokens,
-            num_cached_tokens=counts.num_cached_tokens,
-            num_prefill_tokens=counts.num_prefill_tokens,
-            num_output_tokens=counts.num_output_tokens,
-            num_evicted_tokens=self._cache.num_evicted_tokens,
-            num_free_pages=self._cache.pool.num_free,
-            num_evictable_pages=self._cache.num_evictable,
-            num_protected_pages=self._cache.num_protected,
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
-            num_prefill_steps=counts.num_steps["prefill"],
-            num_decode_steps=counts.num_steps["decode"],
-            padding_waste=1 - sum(counts.num_tokens.values()) / num_padded if num_padded else 0.0,
-            num_compiles=len(self.ledger.records),
-            compile_s=self.ledger.total_s,
-        )
+        return EngineStats.of(self._scheduler, self.ledger)
 
     def check_integrity(self) -> None:
         """Prove the invariants of scheduler, tree and pool.
@@ -330,44 +294,6 @@ class Engine:
         self._prompts.clear()
         self._runner.renew_pool()
 
-    def _make_request(
-        self,
-        token_ids: TokenIds,
-        sampling: SamplingParams,
-        namespace: Hashable,
-        priority: int,
-        routing_key: Hashable,
-    ) -> Request:
-        ids = _checked_ids(token_ids, self._vocab_size)
-        if len(ids) >= self._max_model_len:
-            raise ValueError(
-                f"prompt of {len(ids)} tokens exceeds max_model_len={self._max_model_len}, which holds at least one "
-                "output token too; raise max_model_len or shorten it"
-            )
-        room = self._max_model_len - len(ids)
-        if sampling.max_tokens is None:
-            # The last output token needs no KV.
-            pool_len = (self._num_pages - 1) * self._config.page_size
-            max_tokens = max(1, min(room, pool_len + 1 - len(ids)))
-        else:
-            max_tokens = min(sampling.max_tokens, room)
-        seed = sampling.seed
-        if seed is None:
-            seed = int(np.random.SeedSequence([self._config.seed, self._num_requests]).generate_state(1, np.uint64)[0])
-        return Request(
-            request_id=str(self._num_requests),
-            token_ids=ids,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop_ids=frozenset(sampling.stop_token_ids or ())
-            | (frozenset() if sampling.ignore_eos else self._eos_token_ids),
-            seed=seed,
-            arrival=self._num_requests,
-            namespace=namespace,
-            priority=priority,
-            routing_key=routing_key,
-        )
-
     def _output(self, state: RequestState) -> RequestOutput:
         request_id, finished = state.request_id, state.finish_reason is not None
         prompt = self._prompts.pop(request_id) if finished else self._prompts[request_id]
@@ -412,24 +338,3 @@ def _keep_compiles(folder: str | None) -> None:
 def _known(value: int | None) -> int:
     assert value is not None
     return value
-
-
-def _checked_ids(token_ids: TokenIds, vocab_size: int) -> Int32[np.ndarray, " T"]:
-    """`token_ids` as int32 of their own; refused where they are no ids of the vocabulary."""
-    if isinstance(token_ids, str):
-        raise TypeError("the engine takes token ids, not text; encode it, or use LLM")
-    if isinstance(token_ids, Sequence) and any(isinstance(token_id, bool | np.bool_) for token_id in token_ids):
-        raise TypeError(f"prompt token ids must be ints, got a bool in {token_ids!r}")
-    try:
-        ids = np.asarray(token_ids)
-    except ValueError as error:
-        raise TypeError("prompt token ids must be a flat sequence of ints, got sequences of several lengths") from error
-    if ids.size == 0:
-        raise ValueError("empty prompt: a request needs at least 1 token; if text was given, the tokenizer made none")
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise TypeError(f"prompt token ids must be a flat sequence of ints, got shape {ids.shape} of {ids.dtype}")
-    outside = (ids < 0) | (ids >= vocab_size)
-    if outside.any():
-        at = int(outside.argmax())
-        raise ValueError(f"prompt token id {ids[at]} at place {at} is outside the vocabulary [0, {vocab_size})")
-    return ids.astype(np.int32)

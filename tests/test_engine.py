@@ -209,7 +209,7 @@ def test_bad_prompts_are_refused_and_the_next_request_works(
 
 def test_bad_arguments_are_refused_and_the_next_request_works(plain_engine: Engine) -> None:
     for priority in (1.5, "high", True):
-        with pytest.raises(TypeError, match="priority=.* is not an int"):
+        with pytest.raises(TypeError, match=r"priority=.* is not an int"):
             plain_engine.add_request([1], priority=priority)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="unhashable"):
         plain_engine.add_request([1], routing_key=["a"])  # pyright: ignore[reportArgumentType]

@@ -86,15 +86,13 @@ def make_scheduler(config: EngineConfig, max_model_len: int) -> Scheduler:
     )
     tree = RadixTree(config.page_size, config.eviction_policy, partial_pages=config.partial_pages)
     return Scheduler(
-        page_size=config.page_size,
-        num_pages=config.num_pages,
+        PrefixCache(tree, PagePool(config.num_pages)),
+        buckets,
+        config.limits,
         max_model_len=max_model_len,
-        max_running_requests=config.max_running_requests,
-        max_prefill_tokens=config.max_prefill_tokens,
         schedule_policy=config.schedule_policy,
-        cache=PrefixCache(tree, PagePool(config.num_pages)),
         enable_prefix_cache=config.enable_prefix_cache,
-        buckets=buckets,
+        seed=config.seed,
     )
 
 

@@ -34,7 +34,10 @@ StepOutputs = tuple[KVPool, Tokens]
 
 @dataclass(frozen=True)
 class StepHandle:
-    """A step that was sent to the device. tokens: what its rows sample, still on the device; None: none of them does."""
+    """A step that was sent to the device.
+
+    tokens: what its rows sample, still on the device; None: none of them does.
+    """
 
     tokens: Tokens | None
     num_rows: int

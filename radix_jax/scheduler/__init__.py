@@ -2,17 +2,19 @@
 
 from radix_jax.scheduler.buckets import Buckets
 from radix_jax.scheduler.errors import QueueFull
-from radix_jax.scheduler.policy import Policy, QueueView
+from radix_jax.scheduler.policy import QueueContext, QueueView, Rule, make_policy
 from radix_jax.scheduler.request_state import RequestState
 from radix_jax.scheduler.scheduler import Scheduler
 from radix_jax.scheduler.stats import SchedulerStats
 
 __all__ = [
     "Buckets",
-    "Policy",
+    "QueueContext",
     "QueueFull",
     "QueueView",
     "RequestState",
+    "Rule",
     "Scheduler",
     "SchedulerStats",
+    "make_policy",
 ]

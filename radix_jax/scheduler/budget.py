@@ -1,7 +1,7 @@
-"""How much of the pool a request is let in for: its known tokens in full, and a share of the output it may still have.
+"""How much of the pool is kept for running requests: their known tokens in full, and a share of the output to come.
 
-Most outputs end before max_tokens, so reserving all of it would leave the pool half empty. Reserving too little is mended
-by retraction, which costs a prefill of what was evicted meanwhile.
+Most outputs end before max_tokens, so reserving all of it would leave the pool half empty. Reserving too little is
+mended by retraction, which costs a prefill of what was evicted meanwhile.
 """
 
 import math
@@ -19,8 +19,8 @@ class NewTokenRatio:
     """The share of a running request's remaining output that pages are kept for.
 
     It falls linearly over the decode steps from 0.7 to 0.098, and a retraction raises it to
-    (tokens generated + 20 * requests) / (sum of max_tokens + 1) over the requests that run on, at most 1. The numbers are
-    SGLang's.
+    (tokens generated + 20 * requests) / (sum of max_tokens + 1) over the requests that run on, at most 1. The numbers
+    are SGLang's.
     """
 
     def __init__(self) -> None:

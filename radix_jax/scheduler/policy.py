@@ -194,9 +194,6 @@ def make_policy(policy: str | Rule, seed: int = 0) -> Policy:
     return _RULES[policy]
 
 
-policy_by_name = make_policy  # for the scheduler as it was
-
-
 def max_overtaken_passes(max_model_len: int) -> int:
     """Passes after its arrival during which newcomers may sort ahead of a request by `lpm` or `shortest-prefill-first`.
 

@@ -1,5 +1,7 @@
-"""Who gives way: running requests whose pages are taken away for a while. They wait again, with their arrival, and their
-KV stays in the tree until somebody needs the room."""
+"""Who gives way: running requests whose pages are taken away for a while.
+
+They wait again, with their arrival, and their KV stays in the tree until somebody needs the room.
+"""
 
 from collections.abc import Iterable
 

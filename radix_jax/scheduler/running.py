@@ -119,6 +119,19 @@ class RunningBatch:
             self._waiting.note_inserted(state, tokens, self._admission.tree_version - version)
         return bool(tokens)
 
+    def check_integrity(self, may_wait: bool) -> None:
+        """Prove that each request is computed as far as its tokens are known or sampled. may_wait: a step is in flight.
+
+        Raises:
+            AssertionError: what is off.
+        """
+        for state in self:
+            num_known = state.num_tokens + state.num_pending - 1
+            if state.num_computed != num_known and state is not self._unfinished:
+                raise AssertionError(f"{state.request_id!r} computed {state.num_computed} of {num_known} tokens")
+            if state.num_pending and not may_wait:
+                raise AssertionError(f"{state.request_id!r} waits for {state.num_pending} tokens, nothing is in flight")
+
     def _end_prompt(self, state: RequestState) -> None:
         if self._unfinished is state:
             self._unfinished = None

@@ -36,8 +36,8 @@ class Scheduler:
 
     Overlap: `plan()` may be called once more before the plan before it is committed. Its rows then name, instead of a
     token that is not known yet, the row of the plan before that samples it. Every plan that is returned must run, and
-    plans run in their order: the tree names the pages of a plan as soon as it is made, and a page that is given back may
-    be taken by the next plan. An end that only the token's value shows is seen one plan late; the surplus token is
+    plans run in their order: the tree names the pages of a plan as soon as it is made, and a page that is given back
+    may be taken by the next plan. An end that only the token's value shows is seen one plan late; the surplus token is
     dropped, and its page given back at once.
 
     Memory: requests are let in for less than they may need in the end (see `budget`). Where the pool falls short, some
@@ -263,12 +263,7 @@ class Scheduler:
             raise AssertionError(
                 f"{len(self._running)} running, max_running_requests={self._limits.max_running_requests}"
             )
-        for state in self._running:
-            num_known = state.num_tokens + state.num_pending - 1
-            if state.num_computed != num_known and state is not self._running.unfinished:
-                raise AssertionError(f"{state.request_id!r} computed {state.num_computed} of {num_known} tokens")
-            if state.num_pending and not self._in_flight:
-                raise AssertionError(f"{state.request_id!r} waits for {state.num_pending} tokens, nothing is in flight")
+        self._running.check_integrity(may_wait=bool(self._in_flight))
         self._waiting.check_integrity()
         self._admission.check_integrity(self._running)
 
@@ -330,7 +325,7 @@ class Scheduler:
         return StepPlan(kind, rows, bucket, len(prompt_rows), num_steps)
 
     def _num_steps(self, ready: list[RequestState], max_steps: int) -> int:
-        """Steps during which nobody comes or goes, as far as the scheduler can tell, and that the pool has pages for."""
+        """Steps during which nobody comes or goes, as far as is known, and that the pool has pages for."""
         blocked = len(self._running) == self._limits.max_running_requests or (
             self._prefill.refusal is not None and self._ratio.is_least
         )

@@ -15,8 +15,7 @@ from radix_jax.cache.radix_tree import RadixTree
 from radix_jax.config import SCHEDULE_POLICIES
 from radix_jax.request import Request, SamplingParams
 from radix_jax.scheduler.policy import GENERATION_PASSES, QueueContext, QueueView, make_policy
-from radix_jax.scheduler.request_state import RequestState
-from radix_jax.scheduler.request_state import Ticket
+from radix_jax.scheduler.request_state import RequestState, Ticket
 from radix_jax.scheduler.waiting import WaitingEntry, WaitingQueue
 
 NAMESPACES: tuple[Hashable, ...] = (None, None, "a")

@@ -36,7 +36,9 @@ def compile_step(kind: str, num_pages: int, *, donate: bool = True) -> jax.stage
     kv = jax.eval_shape(lambda: init_kv(TINY, num_pages, PAGE_SIZE))
     bucket = BUCKETS[kind]
     step = jax.jit(STEPS[kind], donate_argnums=1 if donate else ())
-    return step.lower(params, kv, np.zeros(8, np.int32), empty_inputs(bucket), empty_sampling(bucket.num_rows)).compile()
+    return step.lower(
+        params, kv, np.zeros(8, np.int32), empty_inputs(bucket), empty_sampling(bucket.num_rows)
+    ).compile()
 
 
 @functools.cache
