@@ -59,7 +59,7 @@ class PrefixMatches:
         return self._cache.tree.version - self._num_insertions
 
     def track(self, state: RequestState, num_ids: int) -> TrackedMatch:
-        """Match the first `num_ids` tokens of a request, and keep that exact from here on; replaces what was tracked."""
+        """Match the first `num_ids` tokens of a request, and keep that exact; replaces what was tracked."""
         self.forget(state.request_id)
         peek = self._cache.peek(state.tokens[:num_ids], state.request.namespace)
         match = self._matches[state.request_id] = TrackedMatch(state, num_ids, peek, self.epoch)
