@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 
 from radix_jax.cache.keys import namespace_key
-from radix_jax.replay.trace import Trace, TraceRequest
+from radix_jax.replay.trace import Trace
 
 _MIX = tuple(np.uint64(factor) for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -33,14 +33,12 @@ def optimal_hit_tokens(trace: Trace, order: Sequence[int], page_size: int, num_p
     Raises:
         ValueError: a request alone takes more than `num_pages`.
     """
-    requests = [trace[place] for place in order]
-    runs = _runs_by_next_use(requests, page_size)
+    runs = _runs_by_next_use([_page_hashes(trace, place, page_size) for place in order])
     left: dict[tuple[int, int], int] = {}  # (next use, start) -> pages still cached
     heap: list[tuple[int, int]] = []  # the same, negated: farthest use first, then farthest from the root
     num_free, hit_tokens = num_pages, 0
-    for number, request in enumerate(requests):
-        num_prompt = request.prompt_len // page_size
-        hit_pages = 0
+    for number, place in enumerate(order):
+        request, hit_pages = trace[place], 0
         while (found := left.pop((number, hit_pages), 0)) > 0:
             hit_pages += found
         hit_tokens += min(hit_pages, (request.prompt_len - 1) // page_size) * page_size
@@ -52,7 +50,6 @@ def optimal_hit_tokens(trace: Trace, order: Sequence[int], page_size: int, num_p
             # Pages that nobody uses again are free as soon as the request ends.
             num_free += num_needed + hit_pages - sum(run.num_pages for run in runs[number])
         for run in runs[number]:
-            assert run.start + run.num_pages <= num_prompt
             left[run.next_use, run.start] = run.num_pages
             heapq.heappush(heap, (-run.next_use, -run.start))
     return hit_tokens
@@ -74,21 +71,20 @@ def _make_room(
     return num_free
 
 
-def _runs_by_next_use(requests: Sequence[TraceRequest], page_size: int) -> list[list[_Run]]:
+def _runs_by_next_use(hashes: Sequence[UInt64[np.ndarray, " _"]]) -> list[list[_Run]]:
     """For each request the runs of its pages that some later request uses next.
 
     The pages that request j takes over from request i are one run of both, so (j, start) names it.
     """
-    hashes = [_page_hashes(request, page_size) for request in requests]
     counts = np.array([len(one) for one in hashes], np.int64)
     if not counts.sum():
-        return [[] for _ in requests]
-    owner = np.repeat(np.arange(len(requests)), counts)
-    next_use = _next_owner(np.concatenate(hashes), owner, len(requests))
+        return [[] for _ in hashes]
+    owner = np.repeat(np.arange(len(hashes)), counts)
+    next_use = _next_owner(np.concatenate(hashes), owner, len(hashes))
     runs: list[list[_Run]] = []
     for number, end in enumerate(np.cumsum(counts)):
         uses = next_use[end - counts[number] : end]
-        uses = uses[: np.searchsorted(uses, len(requests))]  # later uses never come first: they share a shorter prefix
+        uses = uses[: np.searchsorted(uses, len(hashes))]  # later uses never come first: they share a shorter prefix
         starts = np.flatnonzero(np.diff(uses, prepend=-1))
         ends = np.append(starts[1:], len(uses))[: len(starts)]
         runs.append([_Run(int(uses[a]), int(a), int(b - a)) for a, b in zip(starts, ends, strict=True)])
@@ -106,18 +102,15 @@ def _next_owner(
     return following
 
 
-def _page_hashes(request: TraceRequest, page_size: int) -> UInt64[np.ndarray, " P"]:
-    """A number for each full page of the prompt, the same for two pages only if all up to their end is the same (but
-    for one pair of pages in 2^64)."""
-    num_pages = request.prompt_len // page_size
-    ids = request.prompt_ids()[: num_pages * page_size].astype(np.uint64)
+def _page_hashes(trace: Trace, place: int, page_size: int) -> UInt64[np.ndarray, " P"]:
+    """A number for each full page of a prompt and its output, the last token of which has no KV: the same for two pages
+    only if all up to their end is the same (but for one pair of pages in 2^64)."""
+    request = trace[place]
+    ids = np.concatenate([request.prompt_ids(), trace.output_ids(place)[:-1]]).astype(np.uint64)
+    ids = ids[: len(ids) // page_size * page_size]
     with np.errstate(over="ignore"):
         mixed = (ids + np.uint64(1)) * _MIX[0] + np.arange(len(ids), dtype=np.uint64) * _MIX[1]
         mixed = (mixed ^ (mixed >> np.uint64(31))) * _MIX[2]
         mixed ^= mixed >> np.uint64(29)
         sums = np.cumsum(mixed, dtype=np.uint64)[page_size - 1 :: page_size]
-        return sums + np.uint64(_namespace_number(request) % 2**64)
-
-
-def _namespace_number(request: TraceRequest) -> int:
-    return hash(namespace_key(request.namespace)) if request.namespace is not None else 0
+        return sums + np.uint64(hash(namespace_key(request.namespace)) % 2**64)

@@ -6,7 +6,7 @@ A trace of an hour has some 10^8 prompt tokens, so a request keeps what its ids 
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32
@@ -20,6 +20,7 @@ FIRST_OUTPUT_ID = 1 << 30
 MAX_HASH_ID = FIRST_OUTPUT_ID // HASH_TOKENS - 1
 
 
+@runtime_checkable
 class PromptIds(Protocol):
     """Where the token ids of a prompt come from."""
 

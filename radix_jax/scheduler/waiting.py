@@ -15,6 +15,8 @@ from radix_jax.scheduler.matches import PrefixMatches, TrackedMatch
 from radix_jax.scheduler.policy import GENERATION_PASSES, KeyParts, Policy, QueueContext, QueueView
 from radix_jax.scheduler.request_state import RequestState, Ticket
 
+_FEW = 8  # one in so many is moved singly; for more the whole order is gone through
+
 
 class Standing(NamedTuple):
     """Where a request stands in the queue, for people to read.
@@ -102,11 +104,13 @@ class WaitingQueue:
     def remove(self, request_id: str) -> None:
         """Take a request out; allowed while `in_order` runs."""
         entry = self._entries.pop(request_id)
-        if self._policy.rule is None and entry.match is not None and self._matches is not None:
+        if not self._pass_runs:
+            self._ranked_at = None if self._policy.rule is None else self._ranked_at
+        elif self._policy.rule is None and entry.match is not None:
             self._left.append(Hanging(entry.match.peek, entry.state.request.arrival, -1))
         if self._matches is not None:
             self._matches.forget(request_id)
-        self._unrank(entry)
+        self._unrank([entry])
         del self._unranked[request_id]
 
     def clear(self) -> None:
@@ -117,7 +121,8 @@ class WaitingQueue:
         self._entries: dict[str, WaitingEntry] = {}
         self._ranked: list[_Rank] = []
         self._unranked: dict[str, WaitingEntry] = {}
-        self._left: list[Hanging] = []
+        self._left: list[Hanging] = []  # of dfs-weight: who left during the pass that runs
+        self._pass_runs = False
         self._ranked_at: object = None
         self._num_changes = 0
 
@@ -125,7 +130,7 @@ class WaitingQueue:
         """The waiting requests, best first, each once, with its matched length as it is when it is yielded.
 
         Requests may come and go, pages be inserted and evicted between two yields: the next one is always the first of
-        those that now wait and were not yielded. context: as of this pass; an empty one by default.
+        those that now wait and were not yielded. One pass at a time. context: as of this pass; an empty one by default.
 
         Of dfs-weight, who leaves while this runs counts for the weights until it ends: so a subtree is finished.
 
@@ -134,25 +139,14 @@ class WaitingQueue:
         """
         context = context or QueueContext()
         self._context = QueueContext(context.num_prefill_tokens, dict(context.running_keys))
-        if self._left:
-            self._left.clear()
-            self._ranked_at = None
-        yielded: set[int] = set()
-        place, num_changes = 0, -1
-        while True:
-            self._settle()
-            if num_changes != self._num_changes:
-                place, num_changes = 0, self._num_changes
-            while place < len(self._ranked) and self._ranked[place][-2] in yielded:
-                place += 1
-            if place == len(self._ranked):
-                return
-            entry = self._ranked[place][-1]
-            if entry.match is not None and self._matches is not None and not self._matches.is_exact(entry.match):
-                self._unrank(entry)
-                continue
-            yielded.add(entry.sequence)
-            yield entry
+        self._pass_runs = True
+        try:
+            yield from self._in_order()
+        finally:
+            self._pass_runs = False
+            if self._left:
+                self._left.clear()
+                self._ranked_at = None
 
     def end_pass(self) -> None:
         """Somebody was admitted: it counts as a pass for all who still wait."""
@@ -165,8 +159,7 @@ class WaitingQueue:
         """
         if self._matches is None or self._computing is None:
             return
-        for match in self._matches.note_inserted(state, tokens, version_rise):
-            self._unrank(self._entries[match.state.request_id])
+        self._unrank_matches(self._matches.note_inserted(state, tokens, version_rise))
         self._computing.note_inserted(state, tokens, version_rise)
 
     def note_computing(self, state: RequestState) -> None:
@@ -231,11 +224,28 @@ class WaitingQueue:
                 f"{len(self._entries)} requests wait, {len(placed)} are in the order or to be put there"
             )
 
+    def _in_order(self) -> Iterator[WaitingEntry]:
+        yielded: set[int] = set()
+        place, num_changes = 0, -1
+        while True:
+            self._settle()
+            if num_changes != self._num_changes:
+                place, num_changes = 0, self._num_changes
+            while place < len(self._ranked) and self._ranked[place][-2] in yielded:
+                place += 1
+            if place == len(self._ranked):
+                return
+            entry = self._ranked[place][-1]
+            if entry.match is not None and self._matches is not None and not self._matches.is_exact(entry.match):
+                self._unrank([entry])
+                continue
+            yielded.add(entry.sequence)
+            yield entry
+
     def _settle(self) -> None:
         """Put every request where it belongs now. What a rule of one's own raises leaves the rest still to be put."""
         if self._matches is not None:
-            for match in self._matches.refresh_losses():
-                self._unrank(self._entries[match.state.request_id])
+            self._unrank_matches(self._matches.refresh_losses())
         policy, context = self._policy, self._context
         ranked_at = (
             policy.reads_passes and self._num_passes,
@@ -254,7 +264,7 @@ class WaitingQueue:
         ]
         for rank in ranks:
             rank[-1].rank = rank
-        if self._ranked and len(ranks) < len(self._ranked) // 8:
+        if self._ranked and len(ranks) < len(self._ranked) // _FEW:
             for rank in ranks:
                 bisect.insort(self._ranked, rank)
         else:
@@ -267,13 +277,21 @@ class WaitingQueue:
         generation = entry.ticket.joined_pass // GENERATION_PASSES
         return -request.priority, generation, key, request.arrival, entry.sequence, entry
 
-    def _unrank(self, entry: WaitingEntry) -> None:
-        """Take an entry out of the order, to be put there anew."""
-        self._unranked[entry.state.request_id] = entry
+    def _unrank(self, entries: list[WaitingEntry]) -> None:
+        """Take entries out of the order, to be put there anew."""
         self._num_changes += 1
-        if entry.rank is not None:
-            del self._ranked[bisect.bisect_left(self._ranked, entry.rank)]
+        few = len(entries) < len(self._ranked) // _FEW
+        for entry in entries:
+            self._unranked[entry.state.request_id] = entry
+            if few and entry.rank is not None:
+                del self._ranked[bisect.bisect_left(self._ranked, entry.rank)]
             entry.rank = None
+        if not few:
+            self._ranked = [rank for rank in self._ranked if rank[-1].rank is rank]
+
+    def _unrank_matches(self, matches: list[TrackedMatch]) -> None:
+        if matches:
+            self._unrank([self._entries[match.state.request_id] for match in matches])
 
     def _unrank_all(self) -> None:
         for rank in self._ranked:
