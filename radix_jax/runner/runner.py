@@ -39,7 +39,7 @@ class StepHandle:
     tokens: what its rows sample, still on the device; None: none of them does.
     """
 
-    tokens: Tokens | None
+    tokens: Int32[Any, " R"] | None
     num_rows: int
 
 
