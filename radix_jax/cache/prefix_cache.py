@@ -7,9 +7,10 @@ import numpy as np
 from jaxtyping import Int32
 
 from radix_jax.cache.errors import HandleError, IntegrityError, OutOfPages
+from radix_jax.cache.evicted import EvictedSpan, span_of
 from radix_jax.cache.handles import MatchResult, PrefixHandle, TailHandle
 from radix_jax.cache.keys import TokenIds, to_int32, token_bytes
-from radix_jax.cache.node import NO_PAGES
+from radix_jax.cache.node import NO_PAGES, RadixTreeNode
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.peek import Peek
 from radix_jax.cache.radix_tree import RadixTree
@@ -18,6 +19,7 @@ from radix_jax.cache.tails import Tails
 from radix_jax.viz import TreeSnapshot
 
 _TAIL_SHARE = 8  # one page in so many may be a tail
+_MAX_SPANS = 8  # that are told of one eviction
 
 
 class CommitResult(NamedTuple):
@@ -42,7 +44,7 @@ class PrefixCache:
         self._tree = tree
         self._pool = pool
         self._tails = Tails(pool.num_pages // _TAIL_SHARE if tree.partial_pages else 0)
-        self._num_evicted_tokens = 0
+        self._num_evicted_tokens = self._num_evicted_pages = 0
 
     @property
     def tree(self) -> RadixTree:
@@ -78,6 +80,11 @@ class PrefixCache:
     def num_evicted_tokens(self) -> int:
         """Tokens of whole pages evicted so far to make room; a reset doesn't count."""
         return self._num_evicted_tokens
+
+    @property
+    def num_evicted_pages(self) -> int:
+        """Pages evicted so far to make room, tails included; a reset doesn't count."""
+        return self._num_evicted_pages
 
     def match_prefix(self, ids: TokenIds, namespace: Hashable = None, start: PrefixHandle | None = None) -> MatchResult:
         """As `RadixTree.match_prefix`, and the donor may be a tail. Lock the handle, and the donor's where it is used,
@@ -117,8 +124,10 @@ class PrefixCache:
         else:
             self._tree.unlock(handle)
 
-    def allocate(self, num_pages: int) -> Int32[np.ndarray, " P"]:
+    def allocate(self, num_pages: int, evicted: list[EvictedSpan] | None = None) -> Int32[np.ndarray, " P"]:
         """Take `num_pages` pages for one request, evicting unlocked prefixes if too few are free.
+
+        evicted: a few of the spans that were given up for it are appended.
 
         Raises:
             OutOfPages: free and evictable pages together are too few; nothing is taken or evicted.
@@ -132,7 +141,7 @@ class PrefixCache:
                     f"{num_pages} pages asked for; {self._pool.num_free} of {self._pool.num_pages - 1} are free and "
                     f"{num_evictable} evictable; wait until running requests finish, or raise num_pages"
                 )
-            self._evict(num_short)
+            self._evict(num_short, [] if evicted is None else evicted)
         return self._pool.allocate(num_pages)
 
     def free(self, pages: TokenIds) -> None:
@@ -234,17 +243,20 @@ class PrefixCache:
                 f"pages {lost} have no owner, pages {shared} have more than one of pool, tree, request"
             )
 
-    def _evict(self, num_pages: int) -> None:
+    def _evict(self, num_pages: int, spans: list[EvictedSpan]) -> None:
         """Make `num_pages` cached pages free. Tails go last, as they are few and hold the ends of the latest requests;
         but before what is pinned."""
         lost = self._tails.evict_lost()
         num_short = num_pages - len(lost)
-        evicted = self._tree.evict(max(num_short, 0) * self.page_size, keep_pinned=True)
+        nodes: list[RadixTreeNode] = []
+        evicted = self._tree.evict(max(num_short, 0) * self.page_size, keep_pinned=True, evicted=nodes)
         tails = self._tails.evict(num_short - len(evicted))
         num_short -= len(evicted) + len(tails)
-        pinned = self._tree.evict(num_short * self.page_size) if num_short > 0 else NO_PAGES
+        pinned = self._tree.evict(num_short * self.page_size, evicted=nodes) if num_short > 0 else NO_PAGES
+        spans.extend([span_of(node) for node in nodes[:_MAX_SPANS]])
         self._num_evicted_tokens += (len(evicted) + len(pinned)) * self.page_size
         for pages in (lost, evicted, tails, pinned):
+            self._num_evicted_pages += len(pages)
             self._pool.free(pages)
 
     def _num_held_pages(self, handle: PrefixHandle) -> int:

@@ -8,7 +8,7 @@ from jaxtyping import Int32
 
 from radix_jax.cache.donor import NO_DONOR, find_donor
 from radix_jax.cache.errors import HandleError
-from radix_jax.cache.events import CacheCleared, CacheEvent, PagesRemoved, removed_event, stored_event
+from radix_jax.cache.events import CacheCleared, CacheEvent, removed_event, stored_event
 from radix_jax.cache.eviction import EvictionPolicy
 from radix_jax.cache.eviction_rules import Rule, make_policy
 from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle, resume, unusable
@@ -240,11 +240,13 @@ class RadixTree:
             node.ref_count -= 1
             node = parent
 
-    def evict(self, num_tokens: int, trim: bool = False, keep_pinned: bool = False) -> Int32[np.ndarray, " P"]:
+    def evict(
+        self, num_tokens: int, trim: bool = False, keep_pinned: bool = False, evicted: list[RadixTreeNode] | None = None
+    ) -> Int32[np.ndarray, " P"]:
         """Take unlocked leaves out, by the policy, until at least `num_tokens` are gone or nothing is left.
 
         trim: of the last leaf take only the pages that are needed, from its end; its handles end as if it were gone.
-        keep_pinned: stop where nothing but pinned leaves is left.
+        keep_pinned: stop where nothing but pinned leaves is left. evicted: the leaves are appended to it.
         Returns the page ids of what was taken out; they are the caller's now.
 
         Raises:
@@ -252,8 +254,7 @@ class RadixTree:
         """
         if num_tokens < 0:
             raise ValueError(f"num_tokens={num_tokens} to evict is negative")
-        taken: list[bytes] = []
-        events: list[PagesRemoved] = []
+        taken: list[tuple[RadixTreeNode, bytes]] = []
         num_taken = 0
         next_leaf = self._pins.next_unpinned if keep_pinned and self._pins else self._policy.next_leaf
         while num_taken < num_tokens:
@@ -277,16 +278,16 @@ class RadixTree:
                 self._policy.removed(leaf)
                 if not parent.children and not parent.ref_count:
                     self._policy.changed(parent)
-            taken.append(pages)
+            taken.append((leaf, pages))
             num_taken += length
-            if self._on_event is not None:
-                events.append(removed_event(pages, leaf.namespace))
         self._evictable_len -= num_taken
         self._version += bool(taken)
+        if evicted is not None:
+            evicted.extend([leaf for leaf, _ in taken])
         if self._on_event is not None:
-            for event in events:
-                self._on_event(event)
-        return np.frombuffer(b"".join(taken), INT32)
+            for leaf, pages in taken:
+                self._on_event(removed_event(pages, leaf.namespace))
+        return np.frombuffer(b"".join([pages for _, pages in taken]), INT32)
 
     def reset(self) -> Int32[np.ndarray, " P"]:
         """Drop everything; returns the page ids that were cached. Handles of before fail from here on, save empty ones.
