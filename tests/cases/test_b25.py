@@ -1,5 +1,5 @@
-"""Hit rates count each prompt once: unrelated prompts are 0 hits, though running requests are retracted all the time and
-find their own KV again."""
+"""Hit rates count each prompt once: unrelated prompts are 0 hits, though running requests are retracted all the time
+and find their own KV again."""
 
 import numpy as np
 import pytest
