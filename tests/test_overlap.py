@@ -75,9 +75,9 @@ def test_an_end_that_shows_late_costs_one_step_that_is_never_read(monkeypatch: p
 
 def test_without_overlap_a_step_is_read_before_the_next_one_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny_engine(overlap=False)
+    HeldDevice(engine, monkeypatch, num_steps=3)
+    engine.add_request([1, 2, 3], greedy(3))
     with pytest.raises(AssertionError, match="step 0 is read before the next one was sent"):
-        HeldDevice(engine, monkeypatch, num_steps=3)
-        engine.add_request([1, 2, 3], greedy(3))
         finish(engine)
 
 
