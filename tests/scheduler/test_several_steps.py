@@ -43,9 +43,9 @@ def test_pages_of_all_steps_are_in_the_rows() -> None:
     assert scheduler.stats.num_steps["decode"] == 9
     assert scheduler.stats.num_tokens["decode"] == 9
     assert scheduler.stats.num_padded_tokens["decode"] == 72
+    plan = scheduler.plan(max_steps=3)
+    assert plan is not None
     with pytest.raises(ValueError, match=r"for 1 rows and 3 steps; give one a row and step"):
-        plan = scheduler.plan(max_steps=3)
-        assert plan is not None
         scheduler.commit(plan, np.zeros(1, np.int32))
 
 
