@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from radix_jax.cache.evicted import EvictedSpan
 from radix_jax.cache.handles import MatchResult, PrefixHandle, TailHandle
 from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.plan import PageCopy
 from radix_jax.request import Request
 from radix_jax.scheduler.budget import num_pages_to_come
 from radix_jax.scheduler.request_state import RequestState, num_pages_for
+from radix_jax.scheduler.timeline import Timelines
 
 
 class Admission:
@@ -23,8 +25,17 @@ class Admission:
     enable_prefix_cache: False gives every request pages of its own and shares none.
     """
 
-    def __init__(self, cache: PrefixCache, *, num_pages: int, max_model_len: int, enable_prefix_cache: bool):
+    def __init__(
+        self,
+        cache: PrefixCache,
+        timelines: Timelines,
+        *,
+        num_pages: int,
+        max_model_len: int,
+        enable_prefix_cache: bool,
+    ):
         self._cache = cache
+        self._timelines = timelines
         self._page_size = cache.page_size
         self._num_usable_pages = num_pages - 1
         self._max_model_len = max_model_len
@@ -41,6 +52,11 @@ class Admission:
     def num_available(self) -> int:
         """Pages that are free or evictable."""
         return self._cache.num_available
+
+    @property
+    def num_protected_tokens(self) -> int:
+        """Cached tokens under a lock."""
+        return self._cache.tree.protected_size
 
     @property
     def tree_version(self) -> int:
@@ -120,7 +136,12 @@ class Admission:
         """Give a running request the pages that its tokens [0, end) need."""
         num_new = self.num_missing(state, end)
         if num_new:
-            pages = self._cache.allocate(num_new)
+            evicted: list[EvictedSpan] = []
+            num_before = self._cache.num_evicted_pages
+            pages = self._cache.allocate(num_new, evicted)
+            num_evicted = self._cache.num_evicted_pages - num_before
+            if num_evicted:
+                self._timelines.note_evicted(state.request_id, num_evicted, evicted)
             state.append_pages(pages)
             self._fresh_pages.update(pages.tolist())
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from radix_jax.cache.errors import OutOfPages
 from radix_jax.config import SchedulerLimits
 from radix_jax.plan import StepRow
 from radix_jax.scheduler.admission import Admission
@@ -11,6 +12,8 @@ from radix_jax.scheduler.policy import QueueContext
 from radix_jax.scheduler.request_state import RequestState
 from radix_jax.scheduler.retraction import preemption_order
 from radix_jax.scheduler.running import RunningBatch
+from radix_jax.scheduler.stats import SchedulerStats
+from radix_jax.scheduler.timeline import Budget, Entry, Hold, Timelines
 from radix_jax.scheduler.waiting import WaitingEntry, WaitingQueue
 
 
@@ -28,12 +31,14 @@ class Refusal:
 @dataclass
 class _Pass:
     """One look through the waiting requests. rows: of the plan so far. num_left: tokens that its step still takes.
-    num_reserved: pages that those who run, admitted in this pass or before, are expected to take yet."""
+    num_reserved: pages that those who run, admitted in this pass or before, are expected to take yet.
+    stats: count first admissions."""
 
     rows: list[StepRow]
     num_left: int
     num_reserved: int
     ratio: NewTokenRatio
+    stats: SchedulerStats
     may_retract: bool
 
 
@@ -45,7 +50,7 @@ class Prefill:
     another one is left for the step in which that page is in the tree. Whose page is computed in this very step is
     there already: the device writes the KV of all rows before any row attends.
 
-    retract: takes a running request's pages away; called only where nothing is in flight.
+    retract: takes a running request's pages away for another one; called only where nothing is in flight.
 
     refusal: why the last pass ended, where pages were short. needs_commit: the last pass would have taken somebody's
     place, had nothing been in flight.
@@ -57,12 +62,14 @@ class Prefill:
         running: RunningBatch,
         admission: Admission,
         limits: SchedulerLimits,
-        retract: Callable[[RequestState], None],
+        timelines: Timelines,
+        retract: Callable[[RequestState, str], None],
     ):
         self._waiting = waiting
         self._running = running
         self._admission = admission
         self._limits = limits
+        self._timelines = timelines
         self._retract = retract
         self._page_size = admission.page_size
         self.refusal: Refusal | None = None
@@ -72,8 +79,27 @@ class Prefill:
         """Something changed that may let the first in order in."""
         self.refusal = None
 
-    def rows(self, num_left: int, ratio: NewTokenRatio, context: QueueContext, may_retract: bool) -> list[StepRow]:
+    def check_not_stuck(self) -> None:
+        """With nothing running, every request that was let in fits, unless somebody else keeps pages.
+
+        Raises:
+            OutOfPages: nothing runs or was let in, and yet requests wait.
+        """
+        if not len(self._waiting):
+            return
+        self.retry()
+        raise OutOfPages(
+            f"{len(self._waiting)} requests wait, none runs, and the next one does not fit: "
+            f"{self._admission.num_protected_tokens} cached tokens are locked by others than requests; unlock those, "
+            "or raise num_pages"
+        )
+
+    def rows(
+        self, num_left: int, ratio: NewTokenRatio, context: QueueContext, stats: SchedulerStats, may_retract: bool
+    ) -> list[StepRow]:
         """The unfinished prompt, then waiting requests, while rows, tokens and pages last.
+
+        stats: get the prompt and the hit of each request that is let in for the first time.
 
         Raises:
             Exception: what a rule of one's own raised while there was no row yet.
@@ -81,11 +107,12 @@ class Prefill:
         rows: list[StepRow] = []
         self.needs_commit = False
         if self._running.unfinished is not None:
-            rows.append(self._running.prompt_row(self._running.unfinished, num_left))
+            rows.append(self._prompt_row(self._running.unfinished, num_left))
             num_left -= len(rows[0].token_ids)
         if len(self._waiting) and num_left and self._may_succeed(ratio):
             num_before = len(rows)
-            self._admit_waiting(_Pass(rows, num_left, self._running.num_reserved(ratio), ratio, may_retract), context)
+            num_reserved = self._running.num_reserved(ratio)
+            self._admit_waiting(_Pass(rows, num_left, num_reserved, ratio, stats, may_retract), context)
             if len(rows) > num_before:
                 self._waiting.end_pass()
         if rows:
@@ -100,15 +127,16 @@ class Prefill:
         return refusal.num_needed + self._running.num_reserved(ratio) <= self._admission.num_available
 
     def _admit_waiting(self, this: _Pass, context: QueueContext) -> None:
+        self._timelines.begin_pass()
         for entry in self._in_order(this, context):
-            if self._waiting.would_repeat(entry):
-                continue
-            if not self._tokens_suffice(entry, this.num_left) or not self._admit(entry, this):
+            hold = self._let_in(entry, this)
+            if hold is not None:
+                self._timelines.hold(entry.state.request_id, hold)
+                if hold.kind == "prefix":
+                    continue
                 return
             state = entry.state
-            self._waiting.remove(state.request_id)
-            self._running.enter(state)
-            this.rows.append(self._running.prompt_row(state, this.num_left))
+            this.rows.append(self._prompt_row(state, this.num_left))
             this.num_left -= len(this.rows[-1].token_ids)
             this.num_reserved += num_pages_to_come(state, 1.0, self._page_size)
             if this.num_left == 0:
@@ -129,17 +157,50 @@ class Prefill:
                 return
             yield entry
 
-    def _admit(self, entry: WaitingEntry, this: _Pass) -> bool:
+    def _prompt_row(self, state: RequestState, num_left: int) -> StepRow:
+        row = self._running.prompt_row(state, num_left)
+        self._timelines.note(state.request_id, "chunk", row.start, row.end)
+        return row
+
+    def _let_in(self, entry: WaitingEntry, this: _Pass) -> Hold | None:
+        """Make a waiting request a running one; or why that can't be."""
+        state = entry.state
+        if self._waiting.would_repeat(entry):
+            computing = self._running.unfinished
+            return Hold("prefix", other=None if computing is None else computing.request_id)
+        if not self._tokens_suffice(entry, this.num_left):
+            return Hold("tokens")
+        budget, rank = self._budget(entry, this), entry.rank
+        assert rank is not None
+        hold = self._admit(entry, this)
+        if hold is not None:
+            return hold
+        if state.admitted_s is None:
+            state.admitted_s, state.cached_len = self._timelines.now_s, state.num_computed
+            this.stats.count_admission(state.request.prompt_len, state.cached_len)
+        self._timelines.admit(state.request_id, Entry(budget, *rank[1:3]), state.num_computed)
+        self._waiting.remove(state.request_id)
+        self._running.enter(state)
+        return None
+
+    def _budget(self, entry: WaitingEntry, this: _Pass) -> Budget:
+        num_needed = self._admission.num_needed(entry.state, entry.matched_len)
+        return Budget(num_needed, this.num_reserved, self._admission.num_available)
+
+    def _admit(self, entry: WaitingEntry, this: _Pass) -> Hold | None:
         state = entry.state
         has_place = len(self._running) < self._limits.max_running_requests
         if has_place and self._admission.admit(state, entry.matched_len, this.num_reserved):
-            return True
+            return None
         if self._preempt_for(entry, this):
-            return True
-        if has_place and not self.needs_commit:
-            num_needed = self._admission.num_needed(state, entry.matched_len)
-            self.refusal = Refusal(state.request_id, num_needed, this.num_reserved, self._admission.num_available)
-        return False
+            return None
+        if self.needs_commit:
+            return Hold("commit")
+        if not has_place:
+            return Hold("row")
+        budget = self._budget(entry, this)
+        self.refusal = Refusal(state.request_id, *budget)
+        return Hold("pages", budget)
 
     def _preempt_for(self, entry: WaitingEntry, this: _Pass) -> bool:
         """Take running requests of lower priority out, one after the other, until the entry's request is admitted;
@@ -164,7 +225,7 @@ class Prefill:
             return False
         for victim in weaker:
             this.num_reserved -= num_pages_to_come(victim, this.ratio.value, self._page_size)
-            self._retract(victim)
+            self._retract(victim, state.request_id)
             if self._admission.admit(state, entry.matched_len, this.num_reserved):
                 return True
         return False

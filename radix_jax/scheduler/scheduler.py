@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int32
 
-from radix_jax.cache.errors import OutOfPages
 from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.config import SchedulerLimits
 from radix_jax.plan import StepPlan, StepRow
@@ -16,12 +15,16 @@ from radix_jax.scheduler.admission import Admission
 from radix_jax.scheduler.buckets import Buckets
 from radix_jax.scheduler.budget import NewTokenRatio
 from radix_jax.scheduler.errors import QueueFull
+from radix_jax.scheduler.explanation import Explanation, explain
+from radix_jax.scheduler.integrity import check_requests
 from radix_jax.scheduler.policy import QueueContext, Rule, make_policy
 from radix_jax.scheduler.prefill import Prefill
 from radix_jax.scheduler.request_state import RequestState
 from radix_jax.scheduler.retraction import retraction_order
 from radix_jax.scheduler.running import RunningBatch
 from radix_jax.scheduler.stats import SchedulerStats
+from radix_jax.scheduler.timeline import Timelines
+from radix_jax.scheduler.timeouts import overdue
 from radix_jax.scheduler.waiting import WaitingQueue
 
 MAX_PLANS_IN_FLIGHT = 2
@@ -43,6 +46,8 @@ class Scheduler:
     Memory: requests are let in for less than they may need in the end (see `budget`). Where the pool falls short, some
     are retracted: they wait again, with their output so far.
 
+    timelines: to go on with, of a scheduler before this one.
+
     Raises:
         ValueError: an unknown policy, or max_prefill_tokens below page_size.
     """
@@ -57,6 +62,7 @@ class Scheduler:
         schedule_policy: str | Rule = "lpm",
         enable_prefix_cache: bool = True,
         seed: int = 0,
+        timelines: Timelines | None = None,
     ):
         if limits.max_prefill_tokens < cache.page_size:
             raise ValueError(
@@ -67,20 +73,21 @@ class Scheduler:
         self._limits = limits
         self._cache = cache
         self._buckets = buckets
+        self._timelines = timelines or Timelines()
         self._admission = Admission(
             cache,
+            self._timelines,
             num_pages=cache.pool.num_pages,
             max_model_len=max_model_len,
             enable_prefix_cache=enable_prefix_cache,
         )
         self._waiting = WaitingQueue(make_policy(schedule_policy, seed), cache if enable_prefix_cache else None)
         self._running = RunningBatch(self._admission, self._waiting, cache.page_size)
-        self._prefill = Prefill(self._waiting, self._running, self._admission, limits, self._retract)
+        self._prefill = Prefill(self._waiting, self._running, self._admission, limits, self._timelines, self._retract)
         self._ratio = NewTokenRatio()
         self._states: dict[str, RequestState] = {}
         self._in_flight: deque[StepPlan] = deque()
         self._num_prefills_in_row = 0
-        self._now_s = 0.0
         self._stats = SchedulerStats()
 
     @property
@@ -137,44 +144,30 @@ class Scheduler:
         state = RequestState(request, self._page_size, now)
         state.ticket = self._waiting.add(state, self._stats.num_prefill_tokens)
         self._states[state.request_id] = state
+        self._timelines.at(now)
+        self._timelines.begin(state.request_id)
         self._prefill.retry()
         return state
 
-    def abort(self, request_id: str) -> RequestState | None:
+    def abort(self, request_id: str, now: float | None = None) -> RequestState | None:
         """End a request, wherever it stands, and give back what it holds; None if there is none of that id.
 
-        Between `plan` and `commit` too: the step's result for it is then dropped.
+        Between `plan` and `commit` too: the step's result for it is then dropped. now: as in `commit`.
         """
         state = self._states.get(request_id)
-        if state is None:
-            return None
-        if request_id in self._waiting:
-            self._waiting.remove(request_id)
-            del self._states[request_id]
-            self._prefill.retry()
-        else:
-            self._leave(state)
-        state.finish_reason = "abort"
-        self._stats.num_aborted += 1
+        if state is not None:
+            self._timelines.at(now)
+            self._abort(state, None)
         return state
 
     def expire(self, now: float) -> list[RequestState]:
         """Abort the requests whose time is over by the caller's clock; `stop_reason` names the limit."""
-        queue_s, run_s = self._limits.queue_timeout_s, self._limits.run_timeout_s
-        if queue_s is None and run_s is None:
-            return []
-        expired = []
-        for state in list(self._states.values()):
-            if state.admitted_s is None:
-                since_s, name, limit_s = state.queued_s, "queue_timeout_s", queue_s
-            else:
-                since_s, name, limit_s = state.admitted_s, "run_timeout_s", run_s
-            if limit_s is not None and now - since_s >= limit_s:
-                self.abort(state.request_id)
-                state.stop_reason = f"{name}={limit_s}"
-                self._stats.num_timed_out += 1
-                expired.append(state)
-        return expired
+        late = overdue(self._states.values(), self._limits, now)
+        for state, limit in late:
+            self._timelines.at(now)
+            self._abort(state, limit)
+        self._stats.num_timed_out += len(late)
+        return [state for state, _ in late]
 
     def plan(self, now: float = 0.0, max_steps: int = 1) -> StepPlan | None:
         """What to compute next; None if nothing is left to do, or nothing before the plan in flight is committed.
@@ -188,20 +181,21 @@ class Scheduler:
         """
         if len(self._in_flight) == MAX_PLANS_IN_FLIGHT:
             raise RuntimeError(f"{MAX_PLANS_IN_FLIGHT} plans are not committed; commit the older one first")
-        self._now_s = now
+        self._timelines.begin_plan(now)
         plan = self._make_plan(max_steps)
         self._admission.end_plan()
         if plan is not None:
             self._in_flight.append(plan)
+            self._timelines.end_plan()
         elif not self._in_flight:
-            self._check_nothing_waits()
+            self._prefill.check_not_stuck()
         return plan
 
-    def commit(self, plan: StepPlan, tokens: Tokens) -> list[RequestState]:
+    def commit(self, plan: StepPlan, tokens: Tokens, now: float | None = None) -> list[RequestState]:
         """Take over what a step computed.
 
         tokens: one a row of the plan, in its order, or so many as the plan has steps; ignored for rows that sample
-            none.
+            none. now: the caller's clock, for `explain`; None: as it was told last.
 
         Returns the requests that got a token, finished ones (see finish_reason) included.
 
@@ -216,6 +210,7 @@ class Scheduler:
                 "and step, padding left out"
             )
         self._in_flight.popleft()
+        self._timelines.begin_commit(now, len(self._in_flight))
         self._stats.count_step(plan)
         if plan.kind != "prefill":
             self._ratio.count_decode_steps(plan.num_steps)
@@ -223,6 +218,8 @@ class Scheduler:
             state = self._state_of(row)
             if state is not None and self._running.share(state, row.end):
                 self._prefill.retry()
+            if state is not None and row.samples and not state.num_outputs:
+                self._timelines.note(state.request_id, "first token")
         changed = []
         for row, new_tokens in zip(plan.rows, tokens.reshape(len(plan.rows), plan.num_steps).tolist(), strict=True):
             state = self._state_of(row) if row.samples else None
@@ -238,12 +235,22 @@ class Scheduler:
         """Whether any request of a plan still runs, so that its tokens matter."""
         return any(self._state_of(row) is not None for row in plan.rows)
 
+    def explain(self, request_id: str) -> Explanation:
+        """Why a request waits or waited, and what happened to it.
+
+        Raises:
+            KeyError: no request of that id, or it ended too long ago. TypeError: what a rule of one's own raises.
+        """
+        parts = self._timelines, self._waiting, self._running, self._admission, self._ratio
+        return explain(request_id, self._states.get(request_id), *parts)
+
     def reset(self) -> None:
         """Drop every request, give back what they hold, and start the counts anew. What is cached stays; plans in
         flight count as run."""
         self._running.clear()
         self._waiting.clear()
         self._states.clear()
+        self._timelines.end_all("dropped")
         self._in_flight.clear()
         self._prefill.retry()
         self._ratio.reset()
@@ -255,17 +262,8 @@ class Scheduler:
         Raises:
             AssertionError: what is off.
         """
-        if len(self._states) != len(self._waiting) + len(self._running):
-            raise AssertionError(
-                f"{len(self._states)} requests, {len(self._waiting)} waiting and {len(self._running)} running"
-            )
-        if len(self._running) > self._limits.max_running_requests:
-            raise AssertionError(
-                f"{len(self._running)} running, max_running_requests={self._limits.max_running_requests}"
-            )
-        self._running.check_integrity(may_wait=bool(self._in_flight))
-        self._waiting.check_integrity()
-        self._admission.check_integrity(self._running)
+        parts = self._waiting, self._running, self._admission, self._limits
+        check_requests(self._states, *parts, in_flight=bool(self._in_flight))
 
     def _make_plan(self, max_steps: int) -> StepPlan | None:
         ready = self._running.decoding()
@@ -293,19 +291,7 @@ class Scheduler:
     def _prompt_rows(self, num_tokens: int) -> list[StepRow]:
         keys = Counter(state.request.routing_key for state in self._running if state.request.routing_key is not None)
         context = QueueContext(self._stats.num_prefill_tokens, keys)
-        rows = self._prefill.rows(num_tokens, self._ratio, context, may_retract=not self._in_flight)
-        for row in rows:
-            state = self._running.get(row.request.request_id)
-            if state is not None and state.admitted_s is None:
-                self._note_admission(state, row.start)
-        return rows
-
-    def _note_admission(self, state: RequestState, cached_len: int) -> None:
-        """Count a request's prompt and its hit once, at its first admission."""
-        state.admitted_s = self._now_s
-        state.cached_len = cached_len
-        self._stats.num_prompt_tokens += state.request.prompt_len
-        self._stats.num_cached_tokens += cached_len
+        return self._prefill.rows(num_tokens, self._ratio, context, self._stats, may_retract=not self._in_flight)
 
     def _finish_plan(self, prompt_rows: list[StepRow], decode_rows: list[StepRow], num_steps: int) -> StepPlan | None:
         rows = (*prompt_rows, *decode_rows)
@@ -357,8 +343,10 @@ class Scheduler:
             num_missing += self._admission.num_missing(unfinished, end)
         return num_missing
 
-    def _retract(self, state: RequestState) -> None:
-        """Take a running request's pages away; it waits again. What is computed of it stays in the tree for now."""
+    def _retract(self, state: RequestState, other: str | None = None) -> None:
+        """Take a running request's pages away, for the request `other` or since the pool is short; it waits again. What
+        is computed of it stays in the tree for now."""
+        self._timelines.note(state.request_id, "retracted", detail=other)
         self._running.share(state, state.num_computed)
         self._running.leave(state)
         state.num_retractions += 1
@@ -370,16 +358,17 @@ class Scheduler:
         state = self._running.get(row.request.request_id)
         return state if state is not None and state.request is row.request else None
 
-    def _check_nothing_waits(self) -> None:
-        """With nothing running, every request that was let in fits, unless somebody else keeps pages."""
-        if not len(self._waiting):
-            return
-        self._prefill.retry()
-        raise OutOfPages(
-            f"{len(self._waiting)} requests wait, none runs, and the next one does not fit: "
-            f"{self._cache.tree.protected_size} cached tokens are locked by others than requests; unlock those, or "
-            "raise num_pages"
-        )
+    def _abort(self, state: RequestState, limit: str | None) -> None:
+        """End a request early; limit: the time-out that did."""
+        if state.request_id in self._waiting:
+            self._waiting.remove(state.request_id)
+            del self._states[state.request_id]
+            self._prefill.retry()
+        else:
+            self._leave(state)
+        state.finish_reason, state.stop_reason = "abort", limit
+        self._timelines.end(state.request_id, limit or "abort")
+        self._stats.num_aborted += 1
 
     def _leave(self, state: RequestState) -> None:
         """Give back what a running request holds, and forget it."""
@@ -396,5 +385,6 @@ class Scheduler:
             if state.finish_reason is not None:
                 self._running.share(state, state.num_tokens - 1)
                 self._leave(state)
+                self._timelines.end(state.request_id, state.finish_reason)
                 self._stats.num_finished += 1
                 return

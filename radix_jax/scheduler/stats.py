@@ -34,6 +34,11 @@ class SchedulerStats:
     num_tokens: dict[StepKind, int] = field(default_factory=_zeros)
     num_padded_tokens: dict[StepKind, int] = field(default_factory=_zeros)
 
+    def count_admission(self, prompt_len: int, cached_len: int) -> None:
+        """Count a prompt, and what the cache held of it."""
+        self.num_prompt_tokens += prompt_len
+        self.num_cached_tokens += cached_len
+
     def count_step(self, plan: StepPlan) -> None:
         """Count one step that ran."""
         num_tokens = plan.num_tokens

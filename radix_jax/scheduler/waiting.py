@@ -78,6 +78,11 @@ class WaitingQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._entries
 
+    @property
+    def policy_name(self) -> str:
+        """What the requests are sorted by."""
+        return self._policy.name
+
     def add(self, state: RequestState, num_prefill_tokens: int = 0, ticket: Ticket | None = None) -> Ticket:
         """Append a request; allowed while `in_order` runs.
 
