@@ -96,7 +96,10 @@ def chat(sampling: SamplingParams, config: EngineConfig, model: Model = _DEFAULT
 
 
 @app.command()
-def demo(model: Model = _DEFAULT_MODEL) -> None:
+def demo(
+    model: Model = _DEFAULT_MODEL,
+    record: Annotated[str | None, typer.Option(help="file to write each request to, for `radix-jax replay`")] = None,
+) -> None:
     """Show what the radix cache saves.
 
     Asks questions that share a long system prompt, with the cache and without it, and draws the tree. Exits with 1 if
@@ -104,7 +107,7 @@ def demo(model: Model = _DEFAULT_MODEL) -> None:
     """
     from radix_jax.demo import run_demo
 
-    if not run_demo(model):
+    if not run_demo(model, record=record):
         raise typer.Exit(1)
 
 

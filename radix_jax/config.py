@@ -103,6 +103,7 @@ class EngineConfig:
     partial_pages: a hit goes on into a cached page whose first tokens are the prompt's next, by a copy of that page;
         False shares whole pages alone.
     deterministic: not built yet; True is refused.
+    record: file to write each request to when it ends, for `radix-jax replay`; an older file is replaced.
 
     Raises:
         ValueError: a value out of its range, with the rule and the value.
@@ -133,6 +134,7 @@ class EngineConfig:
     seed: int = 0
     partial_pages: bool = True
     deterministic: bool = False
+    record: str | None = None
 
     def __post_init__(self) -> None:
         check_int("page_size", self.page_size, at_least=1)

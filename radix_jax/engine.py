@@ -16,9 +16,10 @@ from radix_jax.intake import TokenIds, checked_ids, make_request
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import params_of
 from radix_jax.plan import StepPlan
+from radix_jax.recorder import Recorder
 from radix_jax.request import CompletionOutput, RequestOutput, SamplingParams
 from radix_jax.runner import CompileLedger, Runner, StepHandle, keep_compiles, resolve_config
-from radix_jax.scheduler import Buckets, QueueFull, RequestState, Scheduler
+from radix_jax.scheduler import Buckets, Explanation, QueueFull, RequestState, Scheduler, Timelines
 
 _LOG = logging.getLogger("radix_jax")
 
@@ -31,7 +32,7 @@ class Engine:
     eos_token_ids: ids that end a request unless it ignores them.
 
     Raises:
-        TypeError, ValueError: model, params and config don't fit each other.
+        TypeError, ValueError: model, params and config don't fit each other, or the record can't be written.
         NotImplementedError: a setting that is promised and not built yet.
     """
 
@@ -49,6 +50,8 @@ class Engine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._closed = False
         self._num_requests = 0
+        self._recorder = None if config.record is None else Recorder(config.record, time.monotonic())
+        self._timelines = Timelines()
         # The prompt of an unfinished request as the list that its outputs carry: made once, not at each step.
         self._prompts: dict[str, list[int]] = {}
         self._num_pages, self._max_model_len = _known(config.num_pages), _known(config.max_model_len)
@@ -128,8 +131,8 @@ class Engine:
         half-way is one of a step: every request is dropped and the cache emptied.
 
         Raises:
-            TypeError: token_ids are no ints, sampling is no SamplingParams, priority is no int, or namespace or
-                routing_key are not hashable.
+            TypeError: token_ids are no ints, sampling is no SamplingParams, priority is no int, namespace or
+                routing_key are not hashable, or the namespace can't be recorded.
             ValueError: no ids, ids outside the vocabulary, or a prompt or output that context or pool can't hold.
             QueueFull: max_queued_requests wait already.
             RuntimeError: the engine is closed.
@@ -137,6 +140,8 @@ class Engine:
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise TypeError(f"priority={priority!r} is not an int")
         hash(routing_key)
+        if self._recorder is not None:
+            self._recorder.check(namespace)
         if self._closed:
             raise RuntimeError("the engine is closed; make a new one")
         if sampling is not None and not isinstance(sampling, SamplingParams):
@@ -156,7 +161,9 @@ class Engine:
             routing_key=routing_key,
         )
         try:
-            self._scheduler.add(request, time.monotonic())
+            state = self._scheduler.add(request, time.monotonic())
+            if self._recorder is not None:
+                self._recorder.begin(state)
             self._prompts[request.request_id] = request.token_ids.tolist()
             self._num_requests += 1
         except (TypeError, ValueError, QueueFull):
@@ -189,9 +196,18 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request wherever it stands and give back what it holds; its last state, None if there is no such id."""
-        state = self._scheduler.abort(request_id)
+        state = self._scheduler.abort(request_id, time.monotonic())
         self._drop_surplus()
         return None if state is None else self._output(state)
+
+    def explain(self, request_id: str) -> Explanation:
+        """Why a request waits or waited, and what happened to it and when; print it. Works for unfinished requests and
+        for the last 1,000 that ended. The clock is `time.monotonic`.
+
+        Raises:
+            KeyError: no request of that id, or it ended too long ago.
+        """
+        return self._scheduler.explain(request_id)
 
     @property
     def unfinished(self) -> frozenset[str]:
@@ -242,6 +258,8 @@ class Engine:
         """Drop every request and give the pool's memory back; the engine is of no use afterwards."""
         self._closed = True
         self._scheduler.reset()
+        if self._recorder is not None:
+            self._recorder.end_all()
         self._in_flight = None
         self._prompts.clear()
         self._runner.close()
@@ -254,7 +272,8 @@ class Engine:
             return []
         plan, handle = self._in_flight
         self._in_flight = self._send(now) if self._config.overlap else None
-        return self._scheduler.commit(plan, self._runner.read(handle))
+        tokens = self._runner.read(handle)
+        return self._scheduler.commit(plan, tokens, time.monotonic())
 
     def _send(self, now: float) -> tuple[StepPlan, StepHandle] | None:
         """Plan a step and send it; None where there is nothing to do, or nothing before the last one is committed."""
@@ -284,6 +303,7 @@ class Engine:
             schedule_policy=config.schedule_policy,
             enable_prefix_cache=config.enable_prefix_cache,
             seed=config.seed,
+            timelines=self._timelines,
         )
         return cache, scheduler
 
@@ -292,11 +312,16 @@ class Engine:
         self._cache, self._scheduler = self._new_bookkeeping()
         self._in_flight = None
         self._prompts.clear()
+        self._timelines.end_all("dropped: a step did not finish")
         self._runner.renew_pool()
+        if self._recorder is not None:
+            self._recorder.end_all()
 
     def _output(self, state: RequestState) -> RequestOutput:
         request_id, finished = state.request_id, state.finish_reason is not None
         prompt = self._prompts.pop(request_id) if finished else self._prompts[request_id]
+        if finished and self._recorder is not None:
+            self._recorder.end(request_id)
         completion = CompletionOutput(
             index=0,
             token_ids=state.output_ids.tolist(),

@@ -222,5 +222,5 @@ def test_as_a_module_without_loading_jax_for_its_help() -> None:
 def test_the_demo_fails_if_answers_differ(
     run: Run, monkeypatch: pytest.MonkeyPatch, same: bool, exit_code: int
 ) -> None:
-    monkeypatch.setattr("radix_jax.demo.run_demo", lambda model: same)
+    monkeypatch.setattr("radix_jax.demo.run_demo", lambda model, record: same)
     assert run("demo").exit_code == exit_code

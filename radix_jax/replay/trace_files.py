@@ -30,11 +30,12 @@ def read_trace(path: str | Path, limit: int | None = None) -> Trace:
 
     - Mooncake: JSON lines with timestamp (ms), input_length, output_length and hash_ids, one for each 512 tokens of the
       prompt, the last one partly filled.
-    - Recording: JSON lines as `RecordedRequest` writes them. A request without output counts as one of one token.
+    - Recording: JSON lines as `RecordedRequest` writes them, in any order: an engine writes a request when it ends. One
+      without output counts as one of one token.
     - Azure: CSV with TIMESTAMP, ContextTokens and GeneratedTokens. It tells nothing of prefixes: no two prompts share a
       token.
 
-    limit: read that many requests at most.
+    limit: of the requests in order of arrival, so many at most.
 
     Raises:
         OSError: the file can't be read.
@@ -48,9 +49,11 @@ def read_trace(path: str | Path, limit: int | None = None) -> Trace:
         raise ValueError(f"{path} is empty")
     if first[1].lstrip("\ufeff").split(",")[0].strip() == _AZURE_FIELDS[0]:
         requests = _parse_all(path, kept, _AzureLines(first[1].lstrip("\ufeff")), limit)
+    elif '"token_ids"' in first[1]:
+        recorded = _parse_all(path, _with_first(first, kept), _recorded, None, is_sorted=False)
+        requests = sorted(recorded, key=lambda request: request.arrival_s)[:limit]
     else:
-        parse = _recorded if '"token_ids"' in first[1] else _mooncake
-        requests = _parse_all(path, _with_first(first, kept), parse, limit)
+        requests = _parse_all(path, _with_first(first, kept), _mooncake, limit)
     if not requests:
         raise ValueError(f"{path} has no request")
     began_s = requests[0].arrival_s
@@ -63,7 +66,12 @@ def _with_first(first: tuple[int, str], rest: Iterable[tuple[int, str]]) -> Iter
 
 
 def _parse_all(
-    path: Path, lines: Iterable[tuple[int, str]], parse: Callable[[str], TraceRequest], limit: int | None
+    path: Path,
+    lines: Iterable[tuple[int, str]],
+    parse: Callable[[str], TraceRequest],
+    limit: int | None,
+    *,
+    is_sorted: bool = True,
 ) -> list[TraceRequest]:
     requests: list[TraceRequest] = []
     for number, line in lines:
@@ -71,7 +79,7 @@ def _parse_all(
             break
         try:
             request = parse(line)
-            if requests and request.arrival_s < requests[-1].arrival_s:
+            if is_sorted and requests and request.arrival_s < requests[-1].arrival_s:
                 raise ValueError("it arrives before the request in front of it; sort the trace by time")
         except ValueError as error:
             reason = "it is no JSON" if isinstance(error, json.JSONDecodeError) else str(error)
