@@ -7,6 +7,7 @@ yet (see `budget`). What they take beyond that, the scheduler makes room for by 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from jaxtyping import Int32
 
 from radix_jax.cache.evicted import EvictedSpan
 from radix_jax.cache.handles import MatchResult, PrefixHandle, TailHandle
@@ -136,12 +137,7 @@ class Admission:
         """Give a running request the pages that its tokens [0, end) need."""
         num_new = self.num_missing(state, end)
         if num_new:
-            evicted: list[EvictedSpan] = []
-            num_before = self._cache.num_evicted_pages
-            pages = self._cache.allocate(num_new, evicted)
-            num_evicted = self._cache.num_evicted_pages - num_before
-            if num_evicted:
-                self._timelines.note_evicted(state.request_id, num_evicted, evicted)
+            pages = self._allocate([state], [num_new])
             state.append_pages(pages)
             self._fresh_pages.update(pages.tolist())
 
@@ -199,6 +195,25 @@ class Admission:
         if self._donors:
             raise AssertionError(f"{len(self._donors)} donors are locked, and no plan is being made")
         self._cache.check_integrity(np.concatenate(private))
+
+    def _allocate(self, states: Sequence[RequestState], nums_new: Sequence[int]) -> Int32[np.ndarray, " P"]:
+        """Pages for some requests. Free ones count for the first of them, evicted ones for the last, and for the very
+        last also what was evicted beyond the need."""
+        num_new = sum(nums_new)
+        num_short = num_new - self._cache.pool.num_free
+        if num_short <= 0:
+            return self._cache.allocate(num_new)
+        spans: list[EvictedSpan] = []
+        num_before = self._cache.num_evicted_pages
+        pages = self._cache.allocate(num_new, spans)
+        num_surplus = self._cache.num_evicted_pages - num_before - num_short
+        for state, num_own in zip(reversed(states), reversed(nums_new), strict=True):
+            num_evicted = min(num_own, num_short)
+            if num_evicted:
+                self._timelines.note_evicted(state.request_id, num_evicted + num_surplus, spans)
+            num_short -= num_evicted
+            num_surplus = 0
+        return pages
 
     def _match_and_lock(self, state: RequestState) -> MatchResult:
         # The last known token is computed even when it is cached: its logits give the next token.

@@ -1,5 +1,6 @@
 """Explanation: why a request waits or waited, and what happened to it, for people to read."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,8 +10,10 @@ from radix_jax.scheduler.budget import NewTokenRatio
 from radix_jax.scheduler.policy import KeyParts
 from radix_jax.scheduler.request_state import RequestState
 from radix_jax.scheduler.running import RunningBatch
-from radix_jax.scheduler.timeline import Budget, Entry, Event, Hold, Timelines
+from radix_jax.scheduler.timeline import Budget, Entry, Event, Hold, HoldKind, Timelines
 from radix_jax.scheduler.waiting import Standing, WaitingQueue
+
+WaitKind = HoldKind | Literal["queue"]
 
 _LISTED_EVENTS = 40  # that are shown; of more, those in the middle are left out
 
@@ -30,6 +33,7 @@ class Explanation:
     """
 
     request_id: str
+    priority: int
     status: Literal["waiting", "running", "ended"]
     policy: str
     standing: Standing | None
@@ -43,15 +47,23 @@ class Explanation:
     num_left_out: int
 
     @property
-    def waited_s(self) -> float | None:
-        """From arrival to the first admission; None before it."""
-        admitted = [event.now_s for event in self.events if event.kind == "admitted"]
-        return admitted[0] - self.events[0].now_s if admitted else None
+    def waits_s(self) -> dict[WaitKind, float]:
+        """How long it waited for what, after a retraction too; without the wait that still lasts.
 
-    @property
-    def holds(self) -> tuple[Hold, ...]:
-        """Why it was not let in, each time that the reason changed."""
-        return tuple(event.detail for event in self.events if isinstance(event.detail, Hold))
+        "queue": nobody had looked at it yet. Else the last reason that it was not let in for.
+        """
+        waits_s: dict[WaitKind, float] = {}
+        reason: WaitKind | None = None
+        for before, event in itertools.pairwise(self.events):
+            if before.kind in ("queued", "retracted"):
+                reason = "queue"
+            elif isinstance(before.detail, Hold):
+                reason = before.detail.kind
+            elif before.kind == "admitted":
+                reason = None
+            if reason is not None:
+                waits_s[reason] = waits_s.get(reason, 0.0) + event.now_s - before.now_s
+        return waits_s
 
     def __str__(self) -> str:
         lines = [f"request {self.request_id}: {self.status}", *(f"  {line}" for line in self._reasons())]
@@ -68,23 +80,25 @@ class Explanation:
         lines = []
         if self.standing is not None:
             lines += [
-                f"place {self.standing.num_ahead + 1} in the queue by {self.policy}: generation "
-                f"{self.standing.generation}, key {_key_words(self.standing.key)}",
-                f"{self.standing.passes_waited} passes let others in since it came",
-                f"{self.standing.matched_len} of its tokens are cached",
+                f"place {self.standing.num_ahead + 1} in the queue by {self.policy}: priority {self.priority}, "
+                f"generation {self.standing.generation}, key {_key_words(self.standing.key)}",
+                f"passes that let others in since it came: {self.standing.passes_waited}",
+                f"tokens of it in the cache: {self.standing.matched_len}",
                 f"it waits for {self._cause()}",
             ]
-        elif self.waited_s is not None:
-            why = " and ".join(dict.fromkeys(f"for {_hold_words(hold)}" for hold in self.holds))
-            lines.append(f"waited {self.waited_s:.3f} s {why}".rstrip())
+        if waits_s := self.waits_s:
+            parts = ", ".join(f"{seconds_s:.3f} s ({kind})" for kind, seconds_s in waits_s.items())
+            lines.append(f"waited{' before' * (self.standing is not None)}: {parts}")
         if self.budget is not None:
             when = "now" if self.standing is not None else "as it was let in"
             lines.append(f"pages {when}: {_budget_words(self.budget)}")
         if self.num_pages:
-            lines.append(f"it holds {self.num_pages} pages")
+            lines.append(f"pages that it holds: {self.num_pages}")
         if self.num_evicted_pages:
             spans = "; ".join(_span_words(span) for span in self.evicted)
-            lines.append(f"{self.num_evicted_pages} cached pages were given up for it{': ' * bool(spans)}{spans}")
+            lines.append(
+                f"cached pages given up for it: {self.num_evicted_pages}{', among them ' * bool(spans)}{spans}"
+            )
         return lines
 
     def _cause(self) -> str:
@@ -121,6 +135,7 @@ def explain(
             blocker = _blocker(timelines, waiting, standing)
     return Explanation(
         request_id=request_id,
+        priority=timeline.priority,
         status="waiting" if standing is not None else "ended" if state is None else "running",
         policy=waiting.policy_name,
         standing=standing,

@@ -145,7 +145,7 @@ class Scheduler:
         state.ticket = self._waiting.add(state, self._stats.num_prefill_tokens)
         self._states[state.request_id] = state
         self._timelines.at(now)
-        self._timelines.begin(state.request_id)
+        self._timelines.begin(state.request_id, request.priority)
         self._prefill.retry()
         return state
 

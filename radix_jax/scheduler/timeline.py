@@ -72,9 +72,10 @@ class Event(NamedTuple):
 class Timeline:
     """Of one request. hold: the last one, with its newest numbers. num_left_out: events that were forgotten."""
 
-    __slots__ = ("events", "evicted", "hold", "num_evicted_pages", "num_left_out")
+    __slots__ = ("events", "evicted", "hold", "num_evicted_pages", "num_left_out", "priority")
 
-    def __init__(self) -> None:
+    def __init__(self, priority: int) -> None:
+        self.priority = priority
         self.events: list[Event] = []
         self.hold: Hold | None = None
         self.evicted: list[EvictedSpan] = []
@@ -116,10 +117,10 @@ class Timelines:
         """What is noted from here on comes from the plan behind which so many are in flight."""
         self._enter(now_s, self._num_plans - num_in_flight)
 
-    def begin(self, request_id: str) -> None:
+    def begin(self, request_id: str, priority: int) -> None:
         """A request came."""
         self._ended.pop(request_id, None)
-        self._living[request_id] = Timeline()
+        self._living[request_id] = Timeline(priority)
         self.note(request_id, "queued")
 
     def note(
