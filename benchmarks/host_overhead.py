@@ -29,8 +29,9 @@ from radix_jax.cache import PagePool, PrefixCache, RadixTree
 from radix_jax.config import SchedulerLimits
 from radix_jax.plan import StepPlan
 from radix_jax.request import Request
-from radix_jax.runner.pack import pack_copies, pack_inputs, pack_sampling
+from radix_jax.runner.pack import Packer, pack_copies
 from radix_jax.scheduler import Buckets, Scheduler
+from radix_jax.sharding import make_mesh, named_sharding
 
 MAX_MODEL_LEN = 4096
 PROMPT_LEN = 512
@@ -63,8 +64,8 @@ class Case:
 class Measurement:
     """Medians over the steps of a case, in microseconds.
 
-    pack_us: of inputs and sampling arrays. put_us: of the call that sends them. python_us: of plan, pack and commit
-    together, the median of their sums. num_steps: decode steps measured. num_pages: of the pool.
+    pack_us: of the buffer with inputs and sampling values. put_us: of the call that sends it. python_us: of
+    plan, pack and commit together, the median of their sums. num_steps: decode steps measured. num_pages: of the pool.
     """
 
     case: Case
@@ -126,9 +127,9 @@ def measure(case: Case, num_steps: int) -> Measurement:
     """
     scheduler, num_pages = _scheduler_with_rows(case, num_steps)
     times = _time_steps(scheduler, case, num_steps)
-    medians = [statistics.median(column) * US for column in zip(*times, strict=True)]
+    plan_us, pack_us, put_us, commit_us = (statistics.median(column) * US for column in zip(*times, strict=True))
     python_us = statistics.median(plan + pack + commit for plan, pack, _, commit in times) * US
-    return Measurement(case, *medians, python_us, num_steps, num_pages)
+    return Measurement(case, plan_us, pack_us, put_us, commit_us, python_us, num_steps, num_pages)
 
 
 def _scheduler_with_rows(case: Case, num_steps: int) -> tuple[Scheduler, int]:
@@ -203,7 +204,8 @@ def _tokens(rng: np.random.Generator, plan: StepPlan) -> Int32[np.ndarray, " B"]
 
 def _time_steps(scheduler: Scheduler, case: Case, num_steps: int) -> list[tuple[float, float, float, float]]:
     """Seconds of plan, pack, put and commit of each step. Garbage waits meanwhile."""
-    rng, device = np.random.default_rng(1), jax.devices()[0]
+    rng, sharding = np.random.default_rng(1), named_sharding(make_mesh())
+    packer = Packer(page_size=case.page_size, num_slots=NUM_SLOTS)
     clock = time.thread_time
     times: list[tuple[float, float, float, float]] = []
     in_flight = scheduler.plan() if case.overlap else None
@@ -217,10 +219,10 @@ def _time_steps(scheduler: Scheduler, case: Case, num_steps: int) -> list[tuple[
             assert plan is not None
             if plan.copies:
                 pack_copies(plan, scheduler.cache.pool.num_pages)
-            packed = pack_inputs(plan, page_size=case.page_size, num_slots=NUM_SLOTS), pack_sampling(plan)
+            packed = packer.pack(plan)
             has_tokens = plan.samples
             filled = clock()
-            jax.device_put(packed, device)
+            jax.device_put(packed.buffer, sharding)
             sent = clock()
             assert has_tokens
             in_flight, committed = (plan, in_flight) if case.overlap else (None, plan)
@@ -245,7 +247,7 @@ def measure_model(model: str, measured: Measurement, num_steps: int) -> ModelSte
         sampling = SamplingParams(temperature=0.0, max_tokens=num_steps + 8, ignore_eos=True)
         for _ in range(case.num_rows):
             engine.add_request(rng.integers(1000, size=PROMPT_LEN, dtype=np.int32), sampling)
-        while engine.stats().num_steps["decode"] < 3:
+        while engine.stats().num_decode_steps < 3:
             engine.step()
         seconds_s = []
         for _ in range(num_steps):
@@ -277,8 +279,8 @@ def _machine() -> str:
 def as_table(report: Report) -> str:
     """The report in Markdown."""
     lines = [
-        "| rows | page size | pages of the pool | other nodes | rows are | overlap | waiting | plan | pack | put | commit "
-        "| plan + pack + commit, µs |",
+        "| rows | page size | pages of the pool | other nodes | rows are | overlap | waiting "
+        "| plan | pack | put | commit | plan + pack + commit, µs |",
         "|---" * 12 + "|",
     ]
     for each in report.measurements:

@@ -1,7 +1,7 @@
 """StepPlan: all that the scheduler and the runner share. Plain data, never jax."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
@@ -43,8 +43,7 @@ class PageCopy:
     num_tokens: int
 
 
-@dataclass(frozen=True, eq=False)
-class StepRow:
+class StepRow(NamedTuple):
     """One request's share of a step: tokens [start, start + len(token_ids)) of its prompt + output.
 
     pages: page ids that cover [0, end), and more in a plan of several steps.
@@ -52,6 +51,8 @@ class StepRow:
     source: the row of the plan before whose new token is this row's only one, while the host does not know it yet;
         token_ids is 0 there. None: token_ids counts.
     copy: where the tokens in front of `start`, back to the start of its page, come from; None where they are in place.
+
+    A tuple because a step makes many of them; two rows are equal only if they are one.
     """
 
     request: Request
@@ -61,6 +62,10 @@ class StepRow:
     samples: bool
     source: int | None = None
     copy: PageCopy | None = None
+
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
 
     @property
     def end(self) -> int:
@@ -86,7 +91,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """Tokens computed, padding not counted."""
-        return sum(len(row.token_ids) for row in self.rows) * self.num_steps
+        return self.num_prefill_tokens + (len(self.rows) - self.num_prompt_rows) * self.num_steps
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -96,9 +101,9 @@ class StepPlan:
     @property
     def samples(self) -> bool:
         """Whether any row yields a token."""
-        return any(row.samples for row in self.rows)
+        return len(self.rows) > self.num_prompt_rows or any(row.samples for row in self.rows)
 
     @property
     def copies(self) -> tuple[PageCopy, ...]:
         """What is copied before anything is computed, at most one page a row."""
-        return tuple(row.copy for row in self.rows if row.copy is not None)
+        return tuple(row.copy for row in self.rows[: self.num_prompt_rows] if row.copy is not None)

@@ -11,20 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 
-from radix_jax.arrays import KVPool, PageCopies, SamplingInputs, StepInputs
+from radix_jax.arrays import KVPool, PageCopies, StepInputs
 from radix_jax.functional import decode, init_kv, prefill
 from radix_jax.models.base import ModelParams
 from radix_jax.pallas_kernels.paged_attention import copy_pages
 from radix_jax.plan import Bucket, StepPlan
 from radix_jax.runner.compile_ledger import CompileLedger, CompileReason
-from radix_jax.runner.pack import (
-    empty_copies,
-    empty_inputs,
-    empty_sampling,
-    pack_copies,
-    pack_inputs,
-    pack_sampling,
-)
+from radix_jax.runner.pack import Packer, buffer_len, empty_copies, pack_copies, split
 from radix_jax.runner.sampling import sample
 from radix_jax.sharding import make_mesh, named_sharding
 
@@ -47,13 +40,16 @@ def prefill_step(
     params: ModelParams,
     kv: KVPool,
     last_tokens: Tokens,
-    inputs: StepInputs,
-    sampling: SamplingInputs,
+    buffer: Int32[jax.Array, " N"],
     *,
+    bucket: Bucket,
     attention_backend: str = "auto",
 ) -> StepOutputs:
     """`functional.prefill`, then one sampled token a row, as last_tokens [R >= B] of the next step, 0 behind the rows.
-    The engine donates `kv`."""
+
+    buffer: a packed step of the bucket. The engine donates `kv`.
+    """
+    inputs, sampling = split(buffer, bucket)
     kv, logits = prefill(params, kv, _resolve(inputs, last_tokens), attention_backend=attention_backend)
     return kv, _as_last_tokens(sample(logits, sampling), last_tokens)
 
@@ -62,12 +58,13 @@ def decode_step(
     params: ModelParams,
     kv: KVPool,
     last_tokens: Tokens,
-    inputs: StepInputs,
-    sampling: SamplingInputs,
+    buffer: Int32[jax.Array, " N"],
     *,
+    bucket: Bucket,
     attention_backend: str = "auto",
 ) -> StepOutputs:
     """`functional.decode`, then as `prefill_step`."""
+    inputs, sampling = split(buffer, bucket)
     kv, logits = decode(params, kv, _resolve(inputs, last_tokens), attention_backend=attention_backend)
     return kv, _as_last_tokens(sample(logits, sampling), last_tokens)
 
@@ -109,17 +106,15 @@ class Runner:
         self._replicated = named_sharding(mesh)
         self._kv_sharding = named_sharding(mesh, "replicated", "replicated", "kv")
         self._params = jax.device_put(params, self._replicated)
-        self._page_size = page_size
         self._num_pages = num_pages
-        self._num_slots = params.config.num_layers * num_pages * page_size
+        self._packer = Packer(page_size=page_size, num_slots=params.config.num_layers * num_pages * page_size)
         self._new_pool = functools.partial(init_kv, params.config, num_pages, page_size, kv_dtype)
         self._kv = self._empty_pool()
         self._max_rows = max_rows
         self._last_tokens = self._no_tokens()
         self._steps = {
-            "prefill": jax.jit(functools.partial(prefill_step, attention_backend=attention_backend), donate_argnums=1),
-            "decode": jax.jit(functools.partial(decode_step, attention_backend=attention_backend), donate_argnums=1),
-            "copy": jax.jit(functools.partial(copy_step, num_layers=params.config.num_layers), donate_argnums=0),
+            "prefill": functools.partial(prefill_step, attention_backend=attention_backend),
+            "decode": functools.partial(decode_step, attention_backend=attention_backend),
         }
         self._compiled: dict[Bucket, Callable[..., Any]] = {}
         self.ledger = CompileLedger()
@@ -138,7 +133,7 @@ class Runner:
         """The compiled program of a bucket, made on first use."""
         if bucket not in self._compiled:
             args = self._abstract_args(bucket)
-            step = self._steps[bucket.kind]
+            step = self._jitted(bucket)
             self._compiled[bucket] = self.ledger.timed(bucket, reason, lambda: step.lower(*args).compile())
         return self._compiled[bucket]
 
@@ -151,9 +146,8 @@ class Runner:
         if plan.copies:
             copy = self.compile(plan.bucket.copies, "first use")
             self._kv = copy(self._kv, jax.device_put(pack_copies(plan, self._num_pages), self._replicated))
-        inputs = pack_inputs(plan, page_size=self._page_size, num_slots=self._num_slots)
-        inputs, sampling = jax.device_put((inputs, pack_sampling(plan)), self._replicated)
-        self._kv, self._last_tokens = step(self._params, self._kv, self._last_tokens, inputs, sampling)
+        buffer = jax.device_put(self._packer.pack(plan).buffer, self._replicated)
+        self._kv, self._last_tokens = step(self._params, self._kv, self._last_tokens, buffer)
         return StepHandle(self._last_tokens if plan.samples else None, len(plan.rows))
 
     def read(self, handle: StepHandle) -> Int32[np.ndarray, " B"]:
@@ -186,6 +180,11 @@ class Runner:
     def _empty_pool(self) -> KVPool:
         return jax.jit(self._new_pool, out_shardings=self._kv_sharding)()
 
+    def _jitted(self, bucket: Bucket) -> jax.stages.Wrapped:
+        if bucket.kind == "copy":
+            return jax.jit(functools.partial(copy_step, num_layers=self._params.config.num_layers), donate_argnums=0)
+        return jax.jit(functools.partial(self._steps[bucket.kind], bucket=bucket), donate_argnums=1)
+
     def _abstract_args(self, bucket: Bucket) -> tuple[Any, ...]:
         """Shapes of all that a bucket's program takes."""
         kv = jax.ShapeDtypeStruct(self._kv.shape, self._kv.dtype, sharding=self._kv.sharding)
@@ -193,7 +192,7 @@ class Runner:
             return kv, self._abstract(empty_copies(bucket.num_rows, self._num_pages))
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._params)
         last_tokens = self._abstract(self._last_tokens)
-        return params, kv, last_tokens, *self._abstract((empty_inputs(bucket), empty_sampling(bucket.num_rows)))
+        return params, kv, last_tokens, self._abstract(np.empty(buffer_len(bucket), np.int32))
 
     def _abstract(self, inputs: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._replicated), inputs)

@@ -141,6 +141,18 @@ class Admission:
             state.append_pages(pages)
             self._fresh_pages.update(pages.tolist())
 
+    def extend_all(self, states: Sequence[RequestState], num_steps: int) -> None:
+        """Give requests that decode the pages of so many tokens more. Nobody copies from those in the same plan, since
+        decode rows are its last."""
+        if not states:
+            return
+        nums_new = [self.num_missing(state, state.num_computed + num_steps) for state in states]
+        pages = self._allocate(states, nums_new)
+        start = 0
+        for state, num_new in zip(states, nums_new, strict=True):
+            state.append_pages(pages[start : start + num_new])
+            start += num_new
+
     def has_duplicates(self, state: RequestState, end: int) -> bool:
         """Whether the tree has pages of tokens [0, end) that the request does not use."""
         assert state.handle is not None

@@ -30,6 +30,8 @@ class RequestState:
     tokens: int32 [prompt_len + max_tokens], the prompt and behind it the output; num_tokens of them are known.
     num_computed: tokens whose KV is in the pool once the steps planned so far have run.
     num_pending: tokens that planned steps sample and that the host does not know yet.
+    pages: page table, the pages that hold this request's tokens, from its first one on; num_pages of them. The array
+        itself never changes: plans hold it.
     source: the row of the last plan that samples the pending token.
     cached_len: prompt tokens that the cache held at the first admission, copied ones included; 0 before it.
     handle: the locked prefix in the tree, None while waiting; pages of its handle.cached_len tokens are the tree's.
@@ -56,6 +58,7 @@ class RequestState:
         "num_pending",
         "num_retractions",
         "num_tokens",
+        "pages",
         "queued_s",
         "request",
         "source",
@@ -76,7 +79,8 @@ class RequestState:
         self.num_pending: int = 0
         self.source: int = 0
         self.cached_len: int = 0
-        self._page_buffer: Int32[np.ndarray, " P"] = np.empty(max_pages, np.int32)
+        self._page_buffer: Int32[np.ndarray, " P"] = np.empty(max_pages, np.int32)  # never changed below num_pages
+        self.pages: Int32[np.ndarray, " P"] = self._page_buffer[:0]
         self.num_pages: int = 0
         self.handle: PrefixHandle | None = None
         self.last_handle: PrefixHandle | None = None
@@ -119,27 +123,26 @@ class RequestState:
         return len(self.tokens) - self.num_tokens - self.num_pending
 
     @property
-    def pages(self) -> Int32[np.ndarray, " P"]:
-        """Page table: the pages that hold this request's tokens, from its first one on."""
-        return self._page_buffer[: self.num_pages]
-
-    @property
     def max_pages(self) -> int:
         """Pages that the request fills at most."""
         return len(self._page_buffer)
 
     def append_pages(self, pages: Int32[np.ndarray, " P"]) -> None:
         """Extend the page table."""
-        self._page_buffer[self.num_pages : self.num_pages + len(pages)] = pages
-        self.num_pages += len(pages)
+        end = self.num_pages + len(pages)
+        self._page_buffer[self.num_pages : end] = pages
+        self.pages, self.num_pages = self._page_buffer[:end], end
 
     def replace_pages(self, pages: Int32[np.ndarray, " P"]) -> None:
         """Name other pages that hold the same KV, as many as before."""
-        self._page_buffer[: self.num_pages] = pages
+        num_pages = self.num_pages
+        self._forget_pages()
+        self.append_pages(pages[:num_pages])
 
     def drop_pages(self) -> None:
         """Forget pages and handle: they were given back."""
-        self.num_pages = self.num_computed = 0
+        self._forget_pages()
+        self.num_computed = 0
         self.handle = self.copy = None
 
     def append_token(self, token_id: int) -> None:
@@ -150,3 +153,7 @@ class RequestState:
             self.finish_reason, self.stop_reason = "stop", token_id
         elif self.num_tokens == len(self.tokens):
             self.finish_reason = "length"
+
+    def _forget_pages(self) -> None:
+        self._page_buffer = np.empty(self.max_pages, np.int32)
+        self.pages, self.num_pages = self._page_buffer[:0], 0

@@ -39,8 +39,16 @@ class RunningBatch:
         return self._states.get(request_id)
 
     def decoding(self) -> list[RequestState]:
-        """Requests whose next step computes the token that was sampled last, known to the host or not."""
-        return [state for state in self._states.values() if state is not self._unfinished and state.num_to_sample]
+        """Requests whose next step computes the token that was sampled last, known to the host or not; those that need
+        its value only once it is known."""
+        unfinished = self._unfinished
+        return [
+            state
+            for state in self._states.values()
+            if state.num_to_sample
+            and state is not unfinished
+            and not (state.num_pending and state.request.needs_values)
+        ]
 
     def enter(self, state: RequestState) -> None:
         """An admitted request runs from now on."""
@@ -82,7 +90,7 @@ class RunningBatch:
             request=state.request,
             token_ids=state.tokens[start:end].copy(),
             start=start,
-            pages=state.pages.copy(),
+            pages=state.pages,
             samples=end == state.num_tokens,
             copy=state.copy,
         )
@@ -96,20 +104,25 @@ class RunningBatch:
             self._waiting.note_computing(state)
         return row
 
-    def decode_row(self, state: RequestState, num_steps: int) -> StepRow:
-        """The next token of a request, and as many more as there are steps."""
-        start = state.num_computed
-        self._admission.extend(state, start + num_steps)
-        state.num_computed += num_steps
-        is_known = not state.num_pending
-        return StepRow(
-            request=state.request,
-            token_ids=state.tokens[start : start + 1].copy() if is_known else _UNKNOWN,
-            start=start,
-            pages=state.pages.copy(),
-            samples=True,
-            source=None if is_known else state.source,
+    def decode_rows(self, states: list[RequestState], num_steps: int, first_place: int) -> list[StepRow]:
+        """The next token of each request, and as many more as there are steps; the rows of a plan from `first_place`
+        on."""
+        page_size = self._page_size
+        self._admission.extend_all(
+            [state for state in states if state.num_computed + num_steps > state.num_pages * page_size], num_steps
         )
+        rows = []
+        for place, state in enumerate(states, first_place):
+            start = state.num_computed
+            if state.num_pending:
+                row = StepRow(state.request, _UNKNOWN, start, state.pages, True, state.source)
+            else:
+                row = StepRow(state.request, state.tokens[start : start + 1].copy(), start, state.pages, True)
+            rows.append(row)
+            state.num_computed = start + num_steps
+            state.num_pending += num_steps
+            state.source = place
+        return rows
 
     def share(self, state: RequestState, end: int) -> bool:
         """Give the full pages of tokens [0, end) to the tree, and tell those who wait for them; whether there were."""

@@ -266,12 +266,10 @@ class Scheduler:
         check_requests(self._states, *parts, in_flight=bool(self._in_flight))
 
     def _make_plan(self, max_steps: int) -> StepPlan | None:
-        ready = self._running.decoding()
-        if self._in_flight:
-            ready = [state for state in ready if not (state.num_pending and state.request.needs_values)]
-        if not self._make_room(ready):
+        ready = self._make_room()
+        if ready is None:
             return None
-        ready = [state for state in ready if self._running.get(state.request_id) is state]
+        num_retractions = self._stats.num_retractions
         prompt_rows: list[StepRow] = []
         mixed = self._limits.mixed_steps and len(ready) + self._page_size <= self._limits.max_prefill_tokens
         if mixed or not ready or self._num_prefills_in_row < self._limits.max_consecutive_prefills:
@@ -279,13 +277,15 @@ class Scheduler:
             prompt_rows = self._prompt_rows(num_tokens)
             if self._prefill.needs_commit and not prompt_rows:
                 return None
-            ready = [state for state in ready if self._running.get(state.request_id) is state]
+            if self._stats.num_retractions != num_retractions:
+                planned = {row.request.request_id for row in prompt_rows}
+                ready = [state for state in self._running.decoding() if state.request_id not in planned]
         if prompt_rows and not mixed:
             self._num_prefills_in_row += bool(ready)
             return self._finish_plan(prompt_rows, [], 1)
         self._num_prefills_in_row = 0
         num_steps = 1 if prompt_rows else self._num_steps(ready, max_steps)
-        decode_rows = [self._running.decode_row(state, num_steps) for state in ready]
+        decode_rows = self._running.decode_rows(ready, num_steps, len(prompt_rows))
         return self._finish_plan(prompt_rows, decode_rows, num_steps)
 
     def _prompt_rows(self, num_tokens: int) -> list[StepRow]:
@@ -302,46 +302,51 @@ class Scheduler:
             kind = "mixed" if decode_rows else "prefill"
         else:
             bucket, kind = self._buckets.for_decode(len(rows)), "decode"
-        for place, row in enumerate(rows):
+        for place, row in enumerate(prompt_rows):
             if row.samples:
                 state = self._running.get(row.request.request_id)
                 assert state is not None
-                state.num_pending += num_steps
+                state.num_pending += 1
                 state.source = place
         return StepPlan(kind, rows, bucket, len(prompt_rows), num_steps)
 
     def _num_steps(self, ready: list[RequestState], max_steps: int) -> int:
         """Steps during which nobody comes or goes, as far as is known, and that the pool has pages for."""
+        if max_steps == 1 or not ready or self._in_flight:
+            return 1
         blocked = len(self._running) == self._limits.max_running_requests or (
             self._prefill.refusal is not None and self._ratio.is_least
         )
         waits = (len(self._waiting) and not blocked) or self._running.unfinished is not None
         needs_values = any(state.request.needs_values for state in ready)
-        if max_steps == 1 or not ready or self._in_flight or waits or needs_values:
+        if waits or needs_values:
             return 1
         num_steps = min(max_steps, *(state.num_to_sample for state in ready))
         while num_steps > 1 and self._running.num_missing(ready, num_steps) > self._admission.num_available:
             num_steps //= 2
         return num_steps
 
-    def _make_room(self, ready: list[RequestState]) -> bool:
-        """Retract requests until the next step of all others has its pages. False: nobody can be retracted before the
-        plan in flight is committed."""
-        while self._num_missing(ready) > self._admission.num_available and len(self._running):
+    def _make_room(self) -> list[RequestState] | None:
+        """Who decodes next, once so many are retracted that the others' next step has its pages. None: nobody can be
+        retracted before the plan in flight is committed."""
+        ready = self._running.decoding()
+        while self._is_short(ready) and len(self._running):
             if self._in_flight:
-                return False
+                return None
             self._retract(retraction_order(self._running)[0])
             self._ratio.note_retraction(self._running)
-            ready = [state for state in ready if self._running.get(state.request_id) is state]
-        return True
+            ready = self._running.decoding()
+        return ready
 
-    def _num_missing(self, ready: list[RequestState]) -> int:
-        num_missing = self._running.num_missing(ready, 1)
+    def _is_short(self, ready: list[RequestState]) -> bool:
+        """Whether the next step of all takes more pages than there are."""
+        num_available = self._admission.num_available
         unfinished = self._running.unfinished
         if unfinished is not None:
             end = min(unfinished.num_computed + self._limits.max_prefill_tokens, unfinished.num_tokens)
-            num_missing += self._admission.num_missing(unfinished, end)
-        return num_missing
+            num_available -= self._admission.num_missing(unfinished, end)
+        # A decode step takes one page a row at most, which spares counting them as a rule.
+        return len(ready) > num_available and self._running.num_missing(ready, 1) > num_available
 
     def _retract(self, state: RequestState, other: str | None = None) -> None:
         """Take a running request's pages away, for the request `other` or since the pool is short; it waits again. What
