@@ -98,6 +98,17 @@ def test_json_lines(run: Run, model: str) -> None:
     assert second == first | {"cached_tokens": 4}
 
 
+def test_a_recording_is_a_trace_to_replay(run: Run, model: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "requests.jsonl")
+    done = run("generate", "the sea", "the sea", "-m", model, "--max-tokens", "5", "--record", file, *LIMITS)
+    assert done.exit_code == 0
+    replayed = run("replay", file, "--json", "--no-optimum", *LIMITS)
+    [report] = (json.loads(line) for line in replayed.out.splitlines())
+    assert (report["num_requests"], report["num_refused"], report["num_steps"]["decode"]) == (2, 0, 8)
+    refused = run("generate", "a", "-m", model, "--record", str(tmp_path / "nowhere" / "x"), *LIMITS)
+    assert "nowhere/x' can't be written" in error_line(refused)
+
+
 def test_a_refused_text_among_good_ones(run: Run, model: str) -> None:
     done = run("generate", "x" * 200, "a", "--json", "-m", model, "--max-tokens", "2", *LIMITS)
     refused, served = (json.loads(line) for line in done.out.splitlines())
