@@ -44,8 +44,7 @@ def write_png(reports: Sequence[ReplayReport], path: Path) -> None:
     Raises:
         ImportError: matplotlib is missing. OSError: the file can't be written.
     """
-    with path.open("wb") as file:
-        _draw(reports).savefig(file, format="png", dpi=150)
+    _draw(reports).savefig(path, format="png", dpi=150)
 
 
 def write_html(reports: Sequence[ReplayReport], path: Path) -> None:
