@@ -32,6 +32,7 @@ def _bin_start(place: int) -> int:
 
 
 _WIDTHS = tuple(_bin_start(place + 1) - _bin_start(place) for place in range(NUM_BINS))
+_ENDS = (*(_bin_start(place + 1) for place in range(NUM_BINS - 1)), 1 << 62)
 
 
 class ReuseTimes:
@@ -87,12 +88,14 @@ class ReuseTimes:
         times = [(kept[k] + kept[k + 1]) * width for k, width in enumerate(_WIDTHS)]
         rates: list[float] = []
         for k in range(NUM_BINS):
-            best, num, time = 0.0, 0, 0
+            best, num, time, most = 0.0, 0, 0, sum(reuses[k:])
             for place in range(k, NUM_BINS):
                 num += reuses[place]
                 time += times[place]
                 if num > best * time:
                     best = num / max(time, 1)
+                if most < best * time:
+                    break  # not even all that are left would do better
             rates.append(best)
         return rates
 
@@ -231,13 +234,17 @@ class ReuseRate:
     def _move_on(self) -> None:
         """Put every leaf where its age says."""
         self._num_pushed = 0
-        for cell in list(self._heaps):
-            heap = self._heaps[cell]
-            while heap and age_bin(self._now - heap[0][0]) > cell[1]:
+        now, emptied = self._now, []
+        for cell, heap in list(self._heaps.items()):
+            end = now - _ENDS[cell[1]]
+            while heap and heap[0][0] <= end:
                 entry = heapq.heappop(heap)
                 if self._may_go(entry):
                     self._push(entry[-1].memo, entry[-1])
             if not heap:
+                emptied.append(cell)
+        for cell in emptied:
+            if not self._heaps[cell]:  # nothing has moved on to it since
                 del self._heaps[cell]
 
 

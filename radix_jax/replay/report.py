@@ -107,7 +107,7 @@ def make_report(trace: Trace, config: EngineConfig, simulation: Simulation, *, o
         latency=Spread.of(one.finished_s - one.arrival_s for one in ran if one.finished_s is not None),
         waiting=Spread.of(one.admitted_s - one.arrival_s for one in ran if one.admitted_s is not None),
         max_waiting=simulation.max_waiting,
-        num_retractions=getattr(stats, "num_retractions", 0),
+        num_retractions=stats.num_retractions,
         num_steps={**stats.num_steps},
         padding=1 - sum(stats.num_tokens.values()) / padded if padded else 0.0,
     )
