@@ -72,6 +72,7 @@ def test_a_sweep_prints_a_table(run: Run):
     assert code == 0
     assert "fcfs" in out
     assert "lpm" in out
+    assert "page size 512, pool tokens 999,936" in out
 
 
 def test_costs_and_speed_change_the_clock(run: Run):
