@@ -1,10 +1,11 @@
 """Which eviction policy finds most: python -m benchmarks.eviction_study TRACE... [--capacities N,...] [--json]
 
 The tree alone, without scheduler or model: requests come in order, each is matched, locked, makes room for prompt and
-output, and inserts its prompt; its output when it ends, which is when `IN_FLIGHT` others have begun. Figures are shares of prompt tokens found, of each half of
-a trace by itself: choose on the first, report the second. The optimum is Belady's for the whole trace. TRACE: what
-`radix-jax replay` reads; Mooncake's are at github.com/kvcache-ai/Mooncake. "made-up" draws the conversations of
-`benchmarks.prefix_trace`, and "workloads" takes those of `benchmarks.workloads` at a quarter of what they hold.
+output, and inserts its prompt; its output when it ends, which is when `IN_FLIGHT` others have begun. Figures are shares
+of prompt tokens found, of each half of a trace by itself: choose on the first, report the second. The optimum is
+Belady's for the whole trace. TRACE: what `radix-jax replay` reads; Mooncake's are at github.com/kvcache-ai/Mooncake.
+"made-up" draws the conversations of `benchmarks.prefix_trace`, and "workloads" takes those of `benchmarks.workloads`
+with a cache of a quarter of what they hold.
 
 A page has 512 tokens, as a hash id of Mooncake's traces, so that a run takes seconds; 16 for the last two.
 """

@@ -1,6 +1,7 @@
 """radix-jax replay: a trace on the scheduler, without a model."""
 
 import dataclasses
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -27,7 +28,8 @@ _SETTINGS = (
     "enable_prefix_cache",
     "partial_pages",
 )
-_DEFAULT_PAGES = 62_501  # a million tokens in pages of 16
+_DEFAULT_POOL_TOKENS = 1_000_000
+_TABLE_WIDTH = 130  # that all columns need; narrower terminals break the lines
 
 Sweep = Annotated[
     list[str] | None,
@@ -39,9 +41,7 @@ Sweep = Annotated[
 ]
 
 
-@with_fields(
-    "config", EngineConfig, _SETTINGS, num_pages=_DEFAULT_PAGES, max_running_requests=256, max_prefill_tokens=8192
-)
+@with_fields("config", EngineConfig, _SETTINGS, max_running_requests=256, max_prefill_tokens=8192)
 @with_fields("costs", CostModel)
 def replay(
     trace: Annotated[Path, typer.Argument(help="Mooncake's JSONL, a recording, or Azure's CSV")],
@@ -57,13 +57,15 @@ def replay(
     """Run a trace through the scheduler, without a model.
 
     The clock is virtual and steps take what the cost options say. Shows what a policy, a page size or a size of the
-    pool does to hit rate and latency.
+    pool does to hit rate and latency. Without --num-pages the pool holds a million tokens.
     """
     for path in plot or ():
         if path.suffix not in (".png", ".html"):
             raise ValueError(f"--plot {path}: the name must end in .png or .html")
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit} is below its least value 1")
+    if config.num_pages is None:
+        config = dataclasses.replace(config, num_pages=_DEFAULT_POOL_TOKENS // config.page_size + 1)
     requests = read_trace(trace, limit).sped_up(speed)
     axes = _axes(sweep or [], config)
     reports = _run(requests, axes.configs(config), costs, optimum)
@@ -109,13 +111,19 @@ def _run(trace: Trace, configs: list[EngineConfig], costs: CostModel, optimum: b
 
 
 def _print_table(reports: list[ReplayReport]) -> None:
+    """A row a run; what is the same in all of them is told once, below."""
     headings, rows = table_rows(reports)
-    table = Table(title=f"{reports[0].trace}: {reports[0].num_requests:,} requests")
-    for place, name in enumerate(headings):
-        table.add_column(name, justify="left" if place < 2 else "right")
+    same = [len(set(column)) == 1 for column in zip(*rows, strict=True)]
+    shared = ", ".join(f"{name} {cell}" for name, cell, is_same in zip(headings, rows[0], same, strict=True) if is_same)
+    table = Table()
+    for name, is_same in zip(headings, same, strict=True):
+        if not is_same:
+            table.add_column(name, justify="left" if name in headings[:2] else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+        table.add_row(*itertools.compress(row, [not is_same for is_same in same]))
+    print(f"{reports[0].trace}: {reports[0].num_requests:,} requests")
+    Console(width=max(Console().width, _TABLE_WIDTH)).print(table)
+    print(f"the same in all: {shared}")
 
 
 def _as_text(report: ReplayReport) -> str:

@@ -124,7 +124,7 @@ class EngineConfig:
     preemption_threshold: int | None = 1
     overlap: bool = True
     schedule_policy: str = "lpm"
-    eviction_policy: str = "lru"
+    eviction_policy: str = "reuse-rate"
     enable_prefix_cache: bool = True
     dtype: str | None = None
     kv_dtype: str | None = None

@@ -18,7 +18,7 @@ def test_defaults() -> None:
     assert config.page_size == 16
     assert config.max_running_requests == 64
     assert config.max_prefill_tokens == 2048
-    assert (config.schedule_policy, config.eviction_policy) == ("lpm", "lru")
+    assert (config.schedule_policy, config.eviction_policy) == ("lpm", "reuse-rate")
     assert config.enable_prefix_cache
     assert config.attention_backend == "auto"
     assert config.warmup == "lazy"

@@ -12,6 +12,7 @@ from radix_jax.cache.node import EVICTED, RadixTreeNode
 NUM_CLASSES = 4
 NUM_BINS = 48  # two an octave: up to 2^24 uses of the tree
 MAX_REMEMBERED = 1 << 14
+_FIRST_WAITS = 24  # that each class begins with
 _MAX_BIRTHS = 1 << 15  # beyond, what was learned counts half
 _MIN_NEW, _MAX_NEW = 16, 256  # births until it is learned again: a quarter of those so far, within these bounds
 
@@ -31,19 +32,21 @@ def _bin_start(place: int) -> int:
 
 
 _WIDTHS = tuple(_bin_start(place + 1) - _bin_start(place) for place in range(NUM_BINS))
+_ENDS = (*(_bin_start(place + 1) for place in range(NUM_BINS - 1)), 1 << 62)
 
 
 class ReuseTimes:
     """How long a prefix waits for its next use, counted by how often it was reused before (its class: 0, 1, 2, 3+) and
     by bins of age.
 
-    To begin with each class knows of NUM_BINS uses, of which one was reused in each bin: all ages are as likely, up to
-    the factor. So the older goes first, as with "lru", until there is evidence.
+    To begin with each class knows of 24 waits, one that ended in each of the first 24 bins, as if each doubling of the
+    age brought as many back as the one before. So the older goes first, octave by octave, until there is evidence.
     """
 
     def __init__(self) -> None:
-        self._births = [NUM_BINS] * NUM_CLASSES
-        self._reuses = [[1] * NUM_BINS for _ in range(NUM_CLASSES)]
+        self._births = [_FIRST_WAITS] * NUM_CLASSES
+        first = [1] * _FIRST_WAITS + [0] * (NUM_BINS - _FIRST_WAITS)
+        self._reuses = [first[:] for _ in range(NUM_CLASSES)]
         self._num_births = 0
         self._next_learning = _MIN_NEW
         self.order: list[Cell] = self._sorted_cells()
@@ -85,12 +88,14 @@ class ReuseTimes:
         times = [(kept[k] + kept[k + 1]) * width for k, width in enumerate(_WIDTHS)]
         rates: list[float] = []
         for k in range(NUM_BINS):
-            best, num, time = 0.0, 0, 0
+            best, num, time, most = 0.0, 0, 0, sum(reuses[k:])
             for place in range(k, NUM_BINS):
                 num += reuses[place]
                 time += times[place]
                 if num > best * time:
                     best = num / max(time, 1)
+                if most < best * time:
+                    break  # not even all that are left would do better
             rates.append(best)
         return rates
 
@@ -229,13 +234,17 @@ class ReuseRate:
     def _move_on(self) -> None:
         """Put every leaf where its age says."""
         self._num_pushed = 0
-        for cell in list(self._heaps):
-            heap = self._heaps[cell]
-            while heap and age_bin(self._now - heap[0][0]) > cell[1]:
+        now, emptied = self._now, []
+        for cell, heap in list(self._heaps.items()):
+            end = now - _ENDS[cell[1]]
+            while heap and heap[0][0] <= end:
                 entry = heapq.heappop(heap)
                 if self._may_go(entry):
                     self._push(entry[-1].memo, entry[-1])
             if not heap:
+                emptied.append(cell)
+        for cell in emptied:
+            if not self._heaps[cell]:  # nothing has moved on to it since
                 del self._heaps[cell]
 
 

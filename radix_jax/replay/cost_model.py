@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from radix_jax.plan import StepPlan
 
 
-@dataclass(frozen=True)
-class StepCounts:
+class StepCounts(NamedTuple):
     """What a plan computes, as far as it costs time.
 
     num_steps: forward passes. num_prefill_tokens: prompt tokens computed. num_decode_rows: rows that compute an output
@@ -24,14 +24,16 @@ class StepCounts:
     @classmethod
     def of(cls, plan: StepPlan) -> "StepCounts":
         """The counts of a plan."""
-        num_prefill_tokens = num_decode_rows = num_context_tokens = 0
-        for row in plan.rows:
-            if row.start < row.request.prompt_len:
-                num_prefill_tokens += len(row.token_ids)
-            else:
-                num_decode_rows += 1
-                num_context_tokens += row.end
-        return cls(1, num_prefill_tokens, num_decode_rows, num_context_tokens)
+        decoding, num_steps = plan.rows[plan.num_prompt_rows :], plan.num_steps
+        context_len = sum(row.end for row in decoding)
+        return cls.of_decode(len(decoding), context_len, num_steps)._replace(num_prefill_tokens=plan.num_prefill_tokens)
+
+    @classmethod
+    def of_decode(cls, num_rows: int, context_len: int, num_steps: int) -> "StepCounts":
+        """The counts of steps that attend to `context_len` tokens in the first one, in each later one a token a row
+        more."""
+        num_context_tokens = num_steps * context_len + num_rows * num_steps * (num_steps - 1) // 2
+        return cls(num_steps, 0, num_rows * num_steps, num_context_tokens)
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class CostModel:
         """
         if len(measured) < 4:
             raise ValueError(f"{len(measured)} steps don't determine four costs; measure more")
-        counts = np.array([astuple(one) for one, _ in measured], np.float64)
+        counts = np.array([one for one, _ in measured], np.float64)
         seconds = np.array([seconds_s for _, seconds_s in measured], np.float64)
         return cls(*_non_negative_least_squares(counts, seconds).tolist())
 

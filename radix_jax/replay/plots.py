@@ -29,7 +29,7 @@ _COLUMNS: tuple[tuple[str, Callable[[ReplayReport], str]], ...] = (
 )
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#222}
 table{border-collapse:collapse;margin-top:1.5rem}td,th{padding:.25rem .7rem;text-align:right}
-td,th{border-bottom:1px solid #ddd}
+td,th{border-bottom:1px solid #ddd;white-space:nowrap}
 td:nth-child(-n+2),th:nth-child(-n+2){text-align:left}svg{max-width:100%;height:auto}div{overflow-x:auto}"""
 
 
@@ -44,8 +44,7 @@ def write_png(reports: Sequence[ReplayReport], path: Path) -> None:
     Raises:
         ImportError: matplotlib is missing. OSError: the file can't be written.
     """
-    with path.open("wb") as file:
-        _draw(reports).savefig(file, format="png", dpi=150)
+    _draw(reports).savefig(path, format="png", dpi=150)
 
 
 def write_html(reports: Sequence[ReplayReport], path: Path) -> None:
@@ -86,12 +85,17 @@ def _draw(reports: Sequence[ReplayReport]) -> Any:
         for place, (name, line) in enumerate(lines.items()):
             line = sorted(line, key=lambda one: one.pool_tokens)
             sizes = [one.pool_tokens / 1e6 for one in line]
-            panel.plot(sizes, [value_of(one) for one in line], marker=markers[place % len(markers)], label=name)
+            # Lines that lie on each other stay visible: the later ones are thinner, with smaller marks.
+            thickness = 1 + 2 * (1 - place / len(lines))
+            look = {"marker": markers[place % len(markers)], "linewidth": thickness, "markersize": 3 + 2 * thickness}
+            panel.plot(sizes, [value_of(one) for one in line], label=name, alpha=0.85, **look)
         panel.set_title(label, fontsize=10)
         panel.set_xlabel("pool (million tokens)")
-        panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
     _draw_optimum(panels[0], reports)
+    for panel in panels:
+        highest = max(max(line.get_ydata()) for line in panel.get_lines())
+        panel.set_ylim(0, 1.08 * highest or 1)
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 3), fontsize=9)
     figure.suptitle(f"Replay of {reports[0].trace}: {reports[0].num_requests:,} requests")

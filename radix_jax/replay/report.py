@@ -38,8 +38,8 @@ class ReplayReport:
     schedule_policy, eviction_policy, page_size, num_pages: the settings. pool_tokens: that the pool holds.
     num_requests: of the trace. num_refused: that could never run.
     prompt_tokens, cached_tokens: of the requests that ran; hit_rate: their quotient.
-    optimal_hit_rate: with the evictions of one who knows the future, requests one at a time in the same order.
-    regret: share of the optimum that was missed; below 0 where running together found more than one at a time could.
+    optimal_hit_rate: with the evictions of one who knows the future, requests one at a time in the same order, whole
+        pages alone. regret: share of the optimum that was missed; below 0 where parts of pages made up for it.
     duration_s: from the first arrival to the last end. output_tokens_per_s: over the duration.
     ttft: from arrival to the first token. latency: to the last one. waiting: to the first admission.
     max_waiting: requests in the longest queue. num_retractions: requests that were put back to wait.
@@ -107,7 +107,7 @@ def make_report(trace: Trace, config: EngineConfig, simulation: Simulation, *, o
         latency=Spread.of(one.finished_s - one.arrival_s for one in ran if one.finished_s is not None),
         waiting=Spread.of(one.admitted_s - one.arrival_s for one in ran if one.admitted_s is not None),
         max_waiting=simulation.max_waiting,
-        num_retractions=getattr(stats, "num_retractions", 0),
+        num_retractions=stats.num_retractions,
         num_steps={**stats.num_steps},
         padding=1 - sum(stats.num_tokens.values()) / padded if padded else 0.0,
     )

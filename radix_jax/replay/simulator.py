@@ -60,7 +60,9 @@ def simulate(
 ) -> Simulation:
     """Run a trace: requests come when the clock says so, and every step takes what the cost model says.
 
-    A request ends after its `output_len` tokens. One that can never run is refused, as the engine would, and noted.
+    The clock jumps over decode steps before the next arrival, as far as the scheduler plans several at once; that
+    changes no time. A request ends after its `output_len` tokens. One that can never run is refused, as the engine
+    would, and noted.
     config: as an engine's; num_pages must be given; max_model_len None is the longest request of the trace.
     on_finished: gets the number of requests that ended or were refused so far, for a progress bar.
 
@@ -117,7 +119,7 @@ class _Run:
         while True:
             self.add_arrivals(scheduler)
             self.max_waiting = max(self.max_waiting, scheduler.num_waiting)
-            plan = scheduler.plan()
+            plan = scheduler.plan(self.now_s, self.steps_until_arrival(scheduler))
             if plan is not None:
                 self.note_admissions(plan, scheduler.states)
                 self.now_s += self.costs.seconds_s(StepCounts.of(plan))
@@ -155,21 +157,41 @@ class _Run:
             else:
                 self.outputs[request.request_id] = self.trace.output_ids(place)
 
-    def tokens_of(self, plan: StepPlan) -> Int32[np.ndarray, " B"]:
-        """The next token of each row that samples one, 0 for the others."""
-        return np.array(
-            [
-                self.outputs[row.request.request_id][row.end - row.request.prompt_len] if row.samples else 0
-                for row in plan.rows
-            ],
-            np.int32,
-        )
+    def steps_until_arrival(self, scheduler: Scheduler) -> int:
+        """How many decode steps of all that run begin before the next request comes, at least one."""
+        if scheduler.num_waiting or not scheduler.num_running:
+            return 1
+        if self.next_place == len(self.trace):
+            return self.trace.max_len
+        context_len = sum(state.num_tokens for state in scheduler.states.values())
+        gap_s = self.trace[self.next_place].arrival_s - self.now_s
+        few, enough = 0, 1
+        while self.decode_s(scheduler, context_len, enough) < gap_s:
+            few, enough = enough, 2 * enough
+        while enough - few > 1:
+            middle = (few + enough) // 2
+            if self.decode_s(scheduler, context_len, middle) < gap_s:
+                few = middle
+            else:
+                enough = middle
+        return enough
+
+    def decode_s(self, scheduler: Scheduler, context_len: int, num_steps: int) -> float:
+        """Seconds of so many decode steps of all that run."""
+        return self.costs.seconds_s(StepCounts.of_decode(scheduler.num_running, context_len, num_steps))
+
+    def tokens_of(self, plan: StepPlan) -> Int32[np.ndarray, " B S"]:
+        """The next tokens of each row that samples, 0 for the others."""
+        tokens = np.zeros((len(plan.rows), plan.num_steps), np.int32)
+        for place, row in enumerate(plan.rows):
+            if row.samples:
+                start = row.end - row.request.prompt_len
+                tokens[place] = self.outputs[row.request.request_id][start : start + plan.num_steps]
+        return tokens
 
     def note_admissions(self, plan: StepPlan, states: Mapping[str, RequestState]) -> None:
         """Note who runs for the first time."""
-        if plan.kind == "decode":
-            return
-        for row in plan.rows:
+        for row in plan.rows[: plan.num_prompt_rows]:
             times = self.requests[row.request.arrival]
             if times.admitted_s is None:
                 times.admitted_s = self.now_s

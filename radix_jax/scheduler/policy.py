@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 AGING_CREDIT = 32
 """Tokens of cached prefix that one pass of waiting outweighs."""
 
-GENERATION_PASSES = 256
+GENERATION_PASSES = 4096
 """Passes after its arrival during which newcomers may still sort ahead of a request; none that comes later does."""
 
 SortKey = float | tuple[float | str, ...]

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 from scheduling import FakeModel, RequestMaker, make_scheduler
 
-from radix_jax.scheduler.policy import AGING_CREDIT, GENERATION_PASSES, max_overtaken_passes
+from radix_jax.scheduler.policy import AGING_CREDIT, max_overtaken_passes
+
+GENERATION_PASSES = 256  # here; the real ones are many more, and would make these tests long
+
+
+@pytest.fixture(autouse=True)
+def short_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("policy", "waiting"):
+        monkeypatch.setattr(f"radix_jax.scheduler.{module}.GENERATION_PASSES", GENERATION_PASSES)
+
 
 PAGE_SIZE = 16
 HIT_LEN = 100 * PAGE_SIZE

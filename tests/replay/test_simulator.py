@@ -9,6 +9,7 @@ import pytest
 import radix_jax.engine
 import radix_jax.replay.simulator
 from radix_jax.config import EVICTION_POLICIES, EngineConfig
+from radix_jax.plan import StepPlan
 from radix_jax.replay import CostModel, Trace, TraceRequest, make_report, make_scheduler, read_trace, simulate
 from radix_jax.replay.trace import FreshIds
 from radix_jax.scheduler import Scheduler
@@ -95,6 +96,27 @@ def test_every_request_ends_once_in_a_pool_that_is_too_small_and_runs_repeat(evi
         assert times == sorted(times)  # type: ignore[type-var]
     assert done.stats.num_output_tokens == sum(request.output_len for request in trace)
     assert simulate(trace, config) == done
+
+
+def test_jumps_change_no_time(monkeypatch: pytest.MonkeyPatch):
+    trace = read_trace(DATA / "mooncake_conversation.jsonl", limit=20).sped_up(40.0)
+    config = EngineConfig(page_size=64, num_pages=3000, max_prefill_tokens=4096)
+    jumped = simulate(trace, config)
+    plans: list[int] = []
+    plan_once = Scheduler.plan
+
+    def plan(self: Scheduler, now: float, max_steps: int) -> StepPlan | None:
+        plans.append(max_steps)
+        return plan_once(self, now, 1)
+
+    monkeypatch.setattr(Scheduler, "plan", plan)
+    stepped = simulate(trace, config)
+    assert max(plans) > 100
+    assert stepped.stats.num_steps == jumped.stats.num_steps
+    assert stepped.admitted == jumped.admitted
+    for one, other in zip(stepped.requests, jumped.requests, strict=True):
+        assert (one.cached_len, one.admitted_s) == (other.cached_len, pytest.approx(other.admitted_s))
+        assert one.finished_s == pytest.approx(other.finished_s)
 
 
 def test_it_is_the_scheduler_of_the_engine():

@@ -17,9 +17,17 @@ from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.cache.radix_tree import RadixTree
 from radix_jax.config import SCHEDULE_POLICIES
 from radix_jax.request import Request, SamplingParams
-from radix_jax.scheduler.policy import GENERATION_PASSES, QueueContext, QueueView, make_policy
+from radix_jax.scheduler.policy import QueueContext, QueueView, make_policy
 from radix_jax.scheduler.request_state import RequestState, Ticket
 from radix_jax.scheduler.waiting import WaitingQueue
+
+GENERATION_PASSES = 256  # here; the real ones are many more, and would make these tests long
+
+
+@pytest.fixture(autouse=True)
+def short_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("policy", "waiting"):
+        monkeypatch.setattr(f"radix_jax.scheduler.{module}.GENERATION_PASSES", GENERATION_PASSES)
 
 
 class CountingCache(PrefixCache):

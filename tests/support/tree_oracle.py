@@ -59,7 +59,7 @@ def best_rates(begun: Counter[int], ended: Counter[tuple[int, int]]) -> dict[tup
 
 
 FIRST_RATES = best_rates(
-    Counter(dict.fromkeys(range(4), 48)), Counter((k, place) for k in range(4) for place in range(48))
+    Counter(dict.fromkeys(range(4), 24)), Counter((k, place) for k in range(4) for place in range(24))
 )
 
 
@@ -67,9 +67,9 @@ FIRST_RATES = best_rates(
 class Learned:
     """What is known of waits, by reuses before (3 stands for more too) and by the bin in which they ended."""
 
-    begun: Counter[int] = field(default_factory=lambda: Counter(dict.fromkeys(range(4), 48)))
+    begun: Counter[int] = field(default_factory=lambda: Counter(dict.fromkeys(range(4), 24)))
     ended: Counter[tuple[int, int]] = field(
-        default_factory=lambda: Counter({(k, place): 1 for k in range(4) for place in range(48)})
+        default_factory=lambda: Counter({(k, place): 1 for k in range(4) for place in range(24)})
     )
     gone: dict[Hashable, Wait] = field(default_factory=dict)
     now: int = 0
