@@ -147,11 +147,10 @@ def test_an_early_end_drops_the_rest_and_its_pages(stop_at: int, page_size: int)
         scheduler.add(request)
     step(scheduler, model)
     ahead = Ahead(scheduler, model)
-    while "stopped" in scheduler.states:
-        plan: StepPlan | None = ahead.plan(max_steps=16)
-        assert plan is not None
-        assert plan.num_steps == 16
-        changed = ahead.commit()
+    plan: StepPlan | None = ahead.plan(max_steps=16)
+    assert plan is not None
+    assert plan.num_steps == 16
+    changed = ahead.commit()
     [state] = [state for state in changed if state.request_id == "stopped"]
     assert (state.output_ids.tolist(), state.finish_reason, state.stop_reason) == (output, "stop", stop_id)
     # Only the other one's pages are not available, and of the ended one whole pages are kept.
