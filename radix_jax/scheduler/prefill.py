@@ -1,5 +1,6 @@
 """Prefill: whose prompt is computed in a step, and how far."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -72,12 +73,14 @@ class Prefill:
         self._timelines = timelines
         self._retract = retract
         self._page_size = admission.page_size
+        self._are_rows_taken = False  # and nobody who waits may take one from those who run
         self.refusal: Refusal | None = None
         self.needs_commit = False
 
     def retry(self) -> None:
         """Something changed that may let the first in order in."""
         self.refusal = None
+        self._are_rows_taken = False
 
     def check_not_stuck(self) -> None:
         """With nothing running, every request that was let in fits, unless somebody else keeps pages.
@@ -94,9 +97,7 @@ class Prefill:
             "or raise num_pages"
         )
 
-    def rows(
-        self, num_left: int, ratio: NewTokenRatio, context: QueueContext, stats: SchedulerStats, may_retract: bool
-    ) -> list[StepRow]:
+    def rows(self, num_left: int, ratio: NewTokenRatio, stats: SchedulerStats, may_retract: bool) -> list[StepRow]:
         """The unfinished prompt, then waiting requests, while rows, tokens and pages last.
 
         stats: get the prompt and the hit of each request that is let in for the first time.
@@ -112,22 +113,29 @@ class Prefill:
         if len(self._waiting) and num_left and self._may_succeed(ratio):
             num_before = len(rows)
             num_reserved = self._running.num_reserved(ratio)
-            self._admit_waiting(_Pass(rows, num_left, num_reserved, ratio, stats, may_retract), context)
+            self._admit_waiting(_Pass(rows, num_left, num_reserved, ratio, stats, may_retract))
             if len(rows) > num_before:
                 self._waiting.end_pass()
         if rows:
-            self.refusal = None  # the tree has grown, so that the next in order may need less
+            self.retry()  # the tree has grown, so that the next in order may need less
         return rows
 
     def _may_succeed(self, ratio: NewTokenRatio) -> bool:
         """Until something changes, a pass ends as the last one did."""
+        if self._are_rows_taken and not self._has_place():
+            return False
         refusal = self.refusal
         if refusal is None:
             return True
         return refusal.num_needed + self._running.num_reserved(ratio) <= self._admission.num_available
 
-    def _admit_waiting(self, this: _Pass, context: QueueContext) -> None:
+    def _has_place(self) -> bool:
+        return len(self._running) < self._limits.max_running_requests
+
+    def _admit_waiting(self, this: _Pass) -> None:
         self._timelines.begin_pass()
+        keys = Counter(state.request.routing_key for state in self._running if state.request.routing_key is not None)
+        context = QueueContext(this.stats.num_prefill_tokens, keys)
         for entry in self._in_order(this, context):
             hold = self._let_in(entry, this)
             if hold is not None:
@@ -189,7 +197,7 @@ class Prefill:
 
     def _admit(self, entry: WaitingEntry, this: _Pass) -> Hold | None:
         state = entry.state
-        has_place = len(self._running) < self._limits.max_running_requests
+        has_place = self._has_place()
         if has_place and self._admission.admit(state, entry.matched_len, this.num_reserved):
             return None
         if self._preempt_for(entry, this):
@@ -197,6 +205,7 @@ class Prefill:
         if self.needs_commit:
             return Hold("commit")
         if not has_place:
+            self._are_rows_taken = not self._weaker(state, this)
             return Hold("row")
         budget = self._budget(entry, this)
         self.refusal = Refusal(state.request_id, *budget)
@@ -205,20 +214,14 @@ class Prefill:
     def _preempt_for(self, entry: WaitingEntry, this: _Pass) -> bool:
         """Take running requests of lower priority out, one after the other, until the entry's request is admitted;
         nobody, if it would not fit in the end. Those that have a row in this step stay."""
-        threshold = self._limits.preemption_threshold
-        if threshold is None:
-            return False
         state = entry.state
-        planned = {row.request.request_id for row in this.rows}
-        weaker = [
-            victim
-            for victim in preemption_order(self._running, state.request.priority, threshold)
-            if victim.request_id not in planned
-        ]
+        weaker = self._weaker(state, this)
+        if not weaker:
+            return False
         num_reserved = this.num_reserved - sum(
             num_pages_to_come(victim, this.ratio.value, self._page_size) for victim in weaker
         )
-        if not weaker or not self._admission.would_fit(state, entry.matched_len, num_reserved, without=weaker):
+        if not self._admission.would_fit(state, entry.matched_len, num_reserved, without=weaker):
             return False
         if not this.may_retract:
             self.needs_commit = True
@@ -229,6 +232,15 @@ class Prefill:
             if self._admission.admit(state, entry.matched_len, this.num_reserved):
                 return True
         return False
+
+    def _weaker(self, state: RequestState, this: _Pass) -> list[RequestState]:
+        """Running requests whose place a waiting one may take, those first that go first."""
+        threshold = self._limits.preemption_threshold
+        if threshold is None:
+            return []
+        planned = {row.request.request_id for row in this.rows}
+        order = preemption_order(self._running, state.request.priority, threshold)
+        return [victim for victim in order if victim.request_id not in planned]
 
     def _tokens_suffice(self, entry: WaitingEntry, num_left: int) -> bool:
         """Whether the rest of the step takes all known tokens, or a page of them.

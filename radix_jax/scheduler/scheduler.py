@@ -1,7 +1,7 @@
 """Scheduler: who runs in the next step, and what a step's tokens change. Host bookkeeping alone, no device."""
 
 import types
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,7 +17,7 @@ from radix_jax.scheduler.budget import NewTokenRatio
 from radix_jax.scheduler.errors import QueueFull
 from radix_jax.scheduler.explanation import Explanation, explain
 from radix_jax.scheduler.integrity import check_requests
-from radix_jax.scheduler.policy import QueueContext, Rule, make_policy
+from radix_jax.scheduler.policy import Rule, make_policy
 from radix_jax.scheduler.prefill import Prefill
 from radix_jax.scheduler.request_state import RequestState
 from radix_jax.scheduler.retraction import retraction_order
@@ -274,7 +274,7 @@ class Scheduler:
         mixed = self._limits.mixed_steps and len(ready) + self._page_size <= self._limits.max_prefill_tokens
         if mixed or not ready or self._num_prefills_in_row < self._limits.max_consecutive_prefills:
             num_tokens = self._limits.max_prefill_tokens - (len(ready) if mixed else 0)
-            prompt_rows = self._prompt_rows(num_tokens)
+            prompt_rows = self._prefill.rows(num_tokens, self._ratio, self._stats, may_retract=not self._in_flight)
             if self._prefill.needs_commit and not prompt_rows:
                 return None
             if self._stats.num_retractions != num_retractions:
@@ -287,11 +287,6 @@ class Scheduler:
         num_steps = 1 if prompt_rows else self._num_steps(ready, max_steps)
         decode_rows = self._running.decode_rows(ready, num_steps, len(prompt_rows))
         return self._finish_plan(prompt_rows, decode_rows, num_steps)
-
-    def _prompt_rows(self, num_tokens: int) -> list[StepRow]:
-        keys = Counter(state.request.routing_key for state in self._running if state.request.routing_key is not None)
-        context = QueueContext(self._stats.num_prefill_tokens, keys)
-        return self._prefill.rows(num_tokens, self._ratio, context, self._stats, may_retract=not self._in_flight)
 
     def _finish_plan(self, prompt_rows: list[StepRow], decode_rows: list[StepRow], num_steps: int) -> StepPlan | None:
         rows = (*prompt_rows, *decode_rows)
