@@ -249,6 +249,33 @@ def test_the_queue_in_front() -> None:
     assert clock.explain("r2").blocker is None
 
 
+def test_a_pass_forgets_the_one_before() -> None:
+    clock = Clock(max_running_requests=1)
+    clock.add(range(9), 3)
+    clock.add(range(50, 60), 10)
+    clock.step(2)
+    assert clock.explain("r1").hold == Hold("row")
+    clock.add(range(20, 40), 10, priority=1)
+    clock.step(2)
+    assert clock.explain("r2").status == "running"
+    clock.add(range(60, 80), 10, priority=1)
+    clock.step()
+    assert clock.explain("r1").hold is None
+    assert clock.explain("r1").blocker == ("r3", Hold("row"))
+
+
+def test_who_waits_for_a_prefix_blocks_nobody() -> None:
+    clock = Clock(max_prefill_tokens=11)
+    clock.add(range(20), 5)
+    clock.add([*range(16), 99], 5)
+    clock.add([70, 71, 72], 5)
+    clock.add([80, 81], 5)
+    clock.step()
+    assert clock.explain("r1").hold == Hold("prefix", other="r0")
+    explanation = clock.explain("r3")
+    assert (explanation.status, explanation.hold, explanation.blocker) == ("waiting", None, None)
+
+
 def test_a_step_in_flight() -> None:
     scheduler, make = make_scheduler(page_size=4, max_running_requests=1), RequestMaker()
     ahead = Ahead(scheduler, FakeModel(257, 4))
@@ -318,6 +345,26 @@ def test_of_those_that_ended_the_last_are_remembered() -> None:
     for request_id in ("0", "1", "never"):
         with pytest.raises(KeyError, match="nothing is known of request"):
             timelines.find(request_id)
+
+
+def test_the_same_reason_after_a_retraction_is_news() -> None:
+    timelines = Timelines()
+    timelines.begin("a", 0)
+    timelines.hold("a", Hold("row"))
+    timelines.admit("a", Entry(Budget(1, 0, 1), 0, (0,)), 0)
+    timelines.note("a", "retracted")
+    timelines.hold("a", Hold("row"))
+    assert [event.kind for event in timelines.find("a").events] == ["queued", "held", "admitted", "retracted", "held"]
+
+
+def test_an_id_that_ends_again_is_remembered_from_then_on() -> None:
+    timelines = Timelines()
+    for request_id in ("a", *map(str, range(MAX_ENDED - 1)), "a", "last"):
+        timelines.begin(request_id, 0)
+        timelines.end(request_id, "length")
+    assert timelines.find("a").events[-1].detail == "length"
+    with pytest.raises(KeyError):
+        timelines.find("0")
 
 
 def test_an_id_that_comes_again_is_the_newer_one() -> None:
