@@ -7,10 +7,10 @@ import numpy as np
 from jaxtyping import Int32
 
 from radix_jax.cache.errors import HandleError, IntegrityError, OutOfPages
-from radix_jax.cache.evicted import EvictedSpan, span_of
+from radix_jax.cache.evicted import Evicted, EvictedSpan, span_of
 from radix_jax.cache.handles import MatchResult, PrefixHandle, TailHandle
 from radix_jax.cache.keys import TokenIds, to_int32, token_bytes
-from radix_jax.cache.node import NO_PAGES, RadixTreeNode
+from radix_jax.cache.node import NO_PAGES
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.peek import Peek
 from radix_jax.cache.radix_tree import RadixTree
@@ -19,6 +19,8 @@ from radix_jax.cache.tails import Tails
 from radix_jax.viz import TreeSnapshot
 
 _TAIL_SHARE = 8  # one page in so many may be a tail
+# A trim copies what is left of its leaf, so it takes more than a page off: 16, in a pool of at least 64 times that.
+_LEAST_EVICTED, _EVICTED_SHARE = 16, 64
 _MAX_SPANS = 8  # that are told of one eviction
 
 
@@ -44,6 +46,7 @@ class PrefixCache:
         self._tree = tree
         self._pool = pool
         self._tails = Tails(pool.num_pages // _TAIL_SHARE if tree.partial_pages else 0)
+        self._least_evicted = min(_LEAST_EVICTED, pool.num_pages // _EVICTED_SHARE)
         self._num_evicted_tokens = self._num_evicted_pages = 0
 
     @property
@@ -244,16 +247,19 @@ class PrefixCache:
             )
 
     def _evict(self, num_pages: int, spans: list[EvictedSpan]) -> None:
-        """Make `num_pages` cached pages free. Tails go last, as they are few and hold the ends of the latest requests;
-        but before what is pinned."""
+        """Make `num_pages` cached pages free, or a few more. Tails go last, as they are few and hold the ends of the
+        latest requests; but before what is pinned. The last leaf is only trimmed: its front may be asked for again."""
         lost = self._tails.evict_lost()
         num_short = num_pages - len(lost)
-        nodes: list[RadixTreeNode] = []
-        evicted = self._tree.evict(max(num_short, 0) * self.page_size, keep_pinned=True, evicted=nodes)
+        taken: list[Evicted] = []
+        num_wanted = max(num_short, self._least_evicted) if num_short > 0 else 0
+        evicted = self._tree.evict(num_wanted * self.page_size, trim=True, keep_pinned=True, evicted=taken)
         tails = self._tails.evict(num_short - len(evicted))
         num_short -= len(evicted) + len(tails)
-        pinned = self._tree.evict(num_short * self.page_size, evicted=nodes) if num_short > 0 else NO_PAGES
-        spans.extend([span_of(node) for node in nodes[:_MAX_SPANS]])
+        pinned = NO_PAGES
+        if num_short > 0:
+            pinned = self._tree.evict(num_short * self.page_size, trim=True, evicted=taken)
+        spans.extend([span_of(each, self.page_size) for each in taken[:_MAX_SPANS]])
         self._num_evicted_tokens += (len(evicted) + len(pinned)) * self.page_size
         for pages in (lost, evicted, tails, pinned):
             self._num_evicted_pages += len(pages)

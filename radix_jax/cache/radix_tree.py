@@ -9,6 +9,7 @@ from jaxtyping import Int32
 from radix_jax.cache.donor import NO_DONOR, find_donor
 from radix_jax.cache.errors import HandleError
 from radix_jax.cache.events import CacheCleared, CacheEvent, removed_event, stored_event
+from radix_jax.cache.evicted import Evicted
 from radix_jax.cache.eviction import EvictionPolicy
 from radix_jax.cache.eviction_rules import Rule, make_policy
 from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle, resume, unusable
@@ -241,12 +242,12 @@ class RadixTree:
             node = parent
 
     def evict(
-        self, num_tokens: int, trim: bool = False, keep_pinned: bool = False, evicted: list[RadixTreeNode] | None = None
+        self, num_tokens: int, trim: bool = False, keep_pinned: bool = False, evicted: list[Evicted] | None = None
     ) -> Int32[np.ndarray, " P"]:
         """Take unlocked leaves out, by the policy, until at least `num_tokens` are gone or nothing is left.
 
         trim: of the last leaf take only the pages that are needed, from its end; its handles end as if it were gone.
-        keep_pinned: stop where nothing but pinned leaves is left. evicted: the leaves are appended to it.
+        keep_pinned: stop where nothing but pinned leaves is left. evicted: gets each leaf with the pages that it lost.
         Returns the page ids of what was taken out; they are the caller's now.
 
         Raises:
@@ -254,7 +255,7 @@ class RadixTree:
         """
         if num_tokens < 0:
             raise ValueError(f"num_tokens={num_tokens} to evict is negative")
-        taken: list[tuple[RadixTreeNode, bytes]] = []
+        taken: list[Evicted] = []
         num_taken = 0
         next_leaf = self._pins.next_unpinned if keep_pinned and self._pins else self._policy.next_leaf
         while num_taken < num_tokens:
@@ -283,7 +284,7 @@ class RadixTree:
         self._evictable_len -= num_taken
         self._version += bool(taken)
         if evicted is not None:
-            evicted.extend([leaf for leaf, _ in taken])
+            evicted.extend(taken)
         if self._on_event is not None:
             for leaf, pages in taken:
                 self._on_event(removed_event(pages, leaf.namespace))

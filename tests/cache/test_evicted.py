@@ -33,12 +33,12 @@ def test_spans_are_counted_from_the_start_of_the_prefix():
     serve(cache, [*range(8), *range(50, 58)], "a")
     spans: list[EvictedSpan] = []
     cache.allocate(1, spans)
-    assert spans == [EvictedSpan("a", 8, 16)]
-    # A parent goes in the same call as its last child.
+    assert spans == [EvictedSpan("a", 12, 16)]
+    # A parent goes, in part, in the same call as its last child.
     cache.allocate(4, spans)
-    assert spans == [EvictedSpan("a", 8, 16)] * 2 + [EvictedSpan("a", 0, 8)]
-    assert cache.num_evicted_pages == 6
-    assert cache.num_evicted_tokens == 24
+    assert spans[1:] == [EvictedSpan("a", 8, 12), EvictedSpan("a", 8, 16), EvictedSpan("a", 4, 8)]
+    assert cache.num_evicted_pages == 5
+    assert cache.num_evicted_tokens == 20
 
 
 def test_tails_count_as_pages_and_have_no_span():

@@ -76,14 +76,14 @@ def test_what_is_retracted_keeps_output_kv_and_seniority() -> None:
 
 def test_its_kv_gives_way_to_those_who_run_and_is_computed_again() -> None:
     scheduler, model, requests = short_pool()
-    for _ in range(2):  # r0 comes to its end, and for its last slot the node of r1's output goes
+    for _ in range(2):  # r0 comes to its end, and for its last slot the end of r1's output goes
         assert names(step(scheduler, model)[0]) == ["r0"]
     assert "r0" not in scheduler.states
-    assert scheduler.cache.match_len(scheduler.states["r1"].known) == 2
-    assert spans(step(scheduler, model)[0]) == [("r1", 2, 15, True)]
+    assert scheduler.cache.match_len(scheduler.states["r1"].known) == 13
+    assert spans(step(scheduler, model)[0]) == [("r1", 13, 15, True)]
     assert run_all(scheduler, model)["r1"].output_ids.tolist() == expected_output(requests[1])
     stats = scheduler.stats
-    assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_prefill_tokens) == (4, 0, 17)
+    assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_prefill_tokens) == (4, 0, 6)
 
 
 def test_nobody_is_retracted_before_the_plan_in_flight_is_committed() -> None:
