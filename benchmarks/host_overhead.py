@@ -35,6 +35,7 @@ from radix_jax.sharding import make_mesh, named_sharding
 
 MAX_MODEL_LEN = 4096
 PROMPT_LEN = 512
+MAX_STAGGER = 16  # prompts differ by less, so that rows come to the end of a page at different steps
 VOCAB_SIZE = 50_000
 LEAVES_A_GROUP = 1000
 NUM_SLOTS = 1 << 30  # of a pool with all its layers; only where padding points to depends on it
@@ -189,7 +190,7 @@ def _request(rng: np.random.Generator, arrival: int, max_tokens: int, sampled: b
     drawn = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, ignore_eos=True)
     return Request(
         request_id=str(arrival),
-        token_ids=rng.integers(VOCAB_SIZE, size=PROMPT_LEN, dtype=np.int32),
+        token_ids=rng.integers(VOCAB_SIZE, size=PROMPT_LEN - arrival % MAX_STAGGER, dtype=np.int32),
         sampling=drawn if sampled else greedy,
         max_tokens=max_tokens,
         stop_ids=frozenset(),

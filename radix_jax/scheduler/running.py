@@ -38,6 +38,11 @@ class RunningBatch:
         """The running request of that id."""
         return self._states.get(request_id)
 
+    def state_of(self, row: StepRow) -> RequestState | None:
+        """The request of a plan's row, unless it ended."""
+        state = self._states.get(row.request.request_id)
+        return state if state is not None and state.request is row.request else None
+
     def decoding(self) -> list[RequestState]:
         """Requests whose next step computes the token that was sampled last, known to the host or not; those that need
         its value only once it is known."""

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from radix_jax.cache.prefix_cache import PrefixCache
-from radix_jax.config import SchedulerLimits
+from radix_jax.config import SchedulerLimits, check_int
 from radix_jax.plan import StepPlan, StepRow
 from radix_jax.request import Request
 from radix_jax.scheduler.admission import Admission
@@ -132,12 +132,14 @@ class Scheduler:
         """Queue a request. now: the caller's clock, in seconds.
 
         Raises:
-            ValueError: as `check_admissible`, or the id is in use.
+            ValueError: as `check_admissible`, the id is in use, or this very request ended while its step still runs.
             QueueFull: max_queued_requests wait already.
         """
         self.check_admissible(request)
         if request.request_id in self._states:
             raise ValueError(f"request_id {request.request_id!r} is in use by an unfinished request; use another one")
+        if any(row.request is request for plan in self._in_flight for row in plan.rows):
+            raise ValueError(f"request {request.request_id!r} ended while its step runs; make a new Request of it")
         most = self._limits.max_queued_requests
         if most is not None and len(self._waiting) >= most:
             raise QueueFull(f"{len(self._waiting)} requests wait, max_queued_requests={most}; try again later")
@@ -176,9 +178,10 @@ class Scheduler:
         nothing is in flight, nobody could be let in meanwhile, and no request reaches its last token before the end.
 
         Raises:
-            RuntimeError: two plans are in flight already.
+            ValueError: max_steps below 1. RuntimeError: two plans are in flight already.
             OutOfPages: nothing runs, and yet no waiting request fits: others than requests hold locks.
         """
+        check_int("max_steps", max_steps, at_least=1)
         if len(self._in_flight) == MAX_PLANS_IN_FLIGHT:
             raise RuntimeError(f"{MAX_PLANS_IN_FLIGHT} plans are not committed; commit the older one first")
         self._timelines.begin_plan(now)
@@ -215,14 +218,14 @@ class Scheduler:
         if plan.kind != "prefill":
             self._ratio.count_decode_steps(plan.num_steps)
         for row in plan.rows[: plan.num_prompt_rows]:
-            state = self._state_of(row)
+            state = self._running.state_of(row)
             if state is not None and self._running.share(state, row.end):
                 self._prefill.retry()
             if state is not None and row.samples and not state.num_outputs:
                 self._timelines.note(state.request_id, "first token")
         changed = []
         for row, new_tokens in zip(plan.rows, tokens.reshape(len(plan.rows), plan.num_steps).tolist(), strict=True):
-            state = self._state_of(row) if row.samples else None
+            state = self._running.state_of(row) if row.samples else None
             if state is not None:
                 state.num_pending -= plan.num_steps
                 self._append(state, new_tokens)
@@ -233,7 +236,7 @@ class Scheduler:
 
     def is_live(self, plan: StepPlan) -> bool:
         """Whether any request of a plan still runs, so that its tokens matter."""
-        return any(self._state_of(row) is not None for row in plan.rows)
+        return any(self._running.state_of(row) is not None for row in plan.rows)
 
     def explain(self, request_id: str) -> Explanation:
         """Why a request waits or waited, and what happened to it.
@@ -352,11 +355,6 @@ class Scheduler:
         state.num_retractions += 1
         self._stats.num_retractions += 1
         self._waiting.add(state, ticket=state.ticket)
-
-    def _state_of(self, row: StepRow) -> RequestState | None:
-        """The row's request, unless it ended."""
-        state = self._running.get(row.request.request_id)
-        return state if state is not None and state.request is row.request else None
 
     def _abort(self, state: RequestState, limit: str | None) -> None:
         """End a request early; limit: the time-out that did."""
