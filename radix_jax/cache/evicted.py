@@ -4,9 +4,9 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from radix_jax.cache.keys import TOKEN_BYTES
-from radix_jax.cache.node import EVICTED, RadixTreeNode, path_to
+from radix_jax.cache.node import RadixTreeNode
 
-Evicted = tuple[RadixTreeNode, bytes]  # a leaf, and the page ids that it lost
+Evicted = tuple[RadixTreeNode, bytes, int]  # a leaf, the page ids that it lost, and where it ended before
 
 
 class EvictedSpan(NamedTuple):
@@ -18,10 +18,6 @@ class EvictedSpan(NamedTuple):
 
 
 def span_of(evicted: Evicted, page_size: int) -> EvictedSpan:
-    """Where those pages were; right after they went, while what the leaf hung from is still there."""
-    node, pages = evicted
-    above = path_to(node)
-    if node.end_len == EVICTED:
-        above.pop()
-    start = sum(each.length for each in above)
-    return EvictedSpan(node.namespace, start, start + len(pages) // TOKEN_BYTES * page_size)
+    """Where those pages were."""
+    node, pages, end = evicted
+    return EvictedSpan(node.namespace, end - len(pages) // TOKEN_BYTES * page_size, end)

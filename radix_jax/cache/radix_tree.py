@@ -247,7 +247,7 @@ class RadixTree:
         """Take unlocked leaves out, by the policy, until at least `num_tokens` are gone or nothing is left.
 
         trim: of the last leaf take only the pages that are needed, from its end; its handles end as if it were gone.
-        keep_pinned: stop where nothing but pinned leaves is left. evicted: gets each leaf with the pages that it lost.
+        keep_pinned: stop where nothing but pinned leaves is left. evicted: is told what went, in order.
         Returns the page ids of what was taken out; they are the caller's now.
 
         Raises:
@@ -267,7 +267,7 @@ class RadixTree:
                 break  # what is out already must reach the caller
             if leaf is None:
                 break
-            pages, length = leaf.pages, len(leaf.edge) // TOKEN_BYTES
+            pages, length, end_len = leaf.pages, len(leaf.edge) // TOKEN_BYTES, leaf.end_len
             if trim and (surplus := num_taken + length - num_tokens) >= self._page_size:
                 pages = leaf.trim_to(surplus - surplus % self._page_size)
                 length -= surplus - surplus % self._page_size
@@ -279,16 +279,16 @@ class RadixTree:
                 self._policy.removed(leaf)
                 if not parent.children and not parent.ref_count:
                     self._policy.changed(parent)
-            taken.append((leaf, pages))
+            taken.append((leaf, pages, end_len))
             num_taken += length
         self._evictable_len -= num_taken
         self._version += bool(taken)
         if evicted is not None:
             evicted.extend(taken)
         if self._on_event is not None:
-            for leaf, pages in taken:
+            for leaf, pages, _ in taken:
                 self._on_event(removed_event(pages, leaf.namespace))
-        return np.frombuffer(b"".join([pages for _, pages in taken]), INT32)
+        return np.frombuffer(b"".join([pages for _, pages, _ in taken]), INT32)
 
     def reset(self) -> Int32[np.ndarray, " P"]:
         """Drop everything; returns the page ids that were cached. Handles of before fail from here on, save empty ones.

@@ -18,7 +18,7 @@ MAX_OUTPUT_LEN = 4096  # output tokens that are looked ahead at most
 class NewTokenRatio:
     """The share of a running request's remaining output that pages are kept for.
 
-    It falls linearly over the decode steps from 0.7 to 0.098, and a retraction raises it to
+    It falls linearly over the decode steps from 0.7 to 0.098, and a retraction sets it to
     (tokens generated + 20 * requests) / (sum of max_tokens + 1) over the requests that run on, at most 1. The numbers
     are SGLang's.
     """

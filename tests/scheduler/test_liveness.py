@@ -9,10 +9,17 @@ from scheduling import Ahead, FakeModel, RequestMaker, expected_output, make_sch
 
 from radix_jax.plan import StepPlan
 from radix_jax.request import Request
-from radix_jax.scheduler.policy import GENERATION_PASSES, max_overtaken_passes
+from radix_jax.scheduler.policy import max_overtaken_passes
 
 PAGE_SIZE, CHUNK_LEN, MAX_MODEL_LEN = 4, 32, 256
 NUM_QUEUED, NUM_ROWS = 20, 16
+GENERATION_PASSES = 256  # here; the real ones are many more, and would make these tests long
+
+
+@pytest.fixture(autouse=True)
+def short_generations(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("policy", "waiting"):
+        monkeypatch.setattr(f"radix_jax.scheduler.{module}.GENERATION_PASSES", GENERATION_PASSES)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scheduling import Ahead, FakeModel, RequestMaker, expected_output, make_scheduler, names, spans
+from scheduling import Ahead, FakeModel, RequestMaker, expected_output, make_scheduler, names, run_all, spans
 
 from radix_jax.plan import StepPlan
 from radix_jax.request import Request
@@ -248,3 +248,24 @@ def test_outputs_are_those_without_overlap(seed: int, mixed_steps: bool) -> None
     for request in requests:
         assert finished[request.request_id].output_ids.tolist() == expected_output(request)
     assert scheduler.cache.num_protected == 0
+
+
+def test_a_request_that_ended_in_flight_is_not_added_again_before_its_step_is_committed() -> None:
+    """Its row would pass for one of the new life."""
+    scheduler, model, make = make_scheduler(), FakeModel(257, 1), RequestMaker()
+    request = make([1, 2, 3], 3)
+    scheduler.add(request)
+    plan = scheduler.plan()
+    assert plan is not None
+    tokens = model.run(plan)
+    scheduler.abort(request.request_id)
+    with pytest.raises(ValueError, match="'r0' ended while its step runs; make a new Request of it"):
+        scheduler.add(request)
+    assert scheduler.commit(plan, tokens) == []
+    scheduler.add(request)
+    assert run_all(scheduler, model)["r0"].output_ids.tolist() == expected_output(request)
+
+
+def test_a_plan_of_no_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_steps=0 is below its least value 1"):
+        make_scheduler().plan(max_steps=0)
