@@ -1,9 +1,10 @@
-"""The radix tree beside other prefix caches: python -m benchmarks.radix_tree [--sglang DIR] [--json]
+"""The radix tree beside other prefix caches: python -m benchmarks.radix_tree [--sglang DIR] [--json] [--plot FILE]
 
-Every cache does the same calls in turn, several times over; the median of the processor times counts. Keys and values
-are in the form that a cache takes them in, made before the clock starts; a match includes the pages of what matched. In
-the trace all caches must find the same cached tokens for every request, else the run fails. A per-token trie stands
-beside the tree: nodes, nodes visited, bytes. `--sglang` names a folder with SGLang's unpacked wheel (see
+One command measures everything: time, eviction from up to a million leaves, memory (on Linux). Every cache does the
+same calls in turn, many times over, on one thread; see `benchmarks.tree_measures`. Keys and values are in the form that
+a cache takes them in, made before the clock starts. A match is of a key that was matched just before, and includes its
+pages. In the trace all caches must find the same cached tokens for every request, else the run fails. A per-token trie
+stands beside the tree: nodes, nodes visited, bytes. `--sglang` names a folder with SGLang's unpacked wheel (see
 `benchmarks.sglang_trees`, which also needs torch).
 """
 
@@ -23,11 +24,22 @@ import numpy as np
 from benchmarks.prefix_trace import TraceShape, make_trace
 from benchmarks.sglang_trees import load_sglang, sglang_version
 from benchmarks.token_trie import TrieComparison, compare_with_trie
-from benchmarks.tree_measures import Makers, Row, measure_evictions, measure_insert, measure_match, measure_trace
+from benchmarks.tree_measures import (
+    Makers,
+    Row,
+    measure_evictions,
+    measure_insert,
+    measure_match,
+    measure_trace,
+    plain_row,
+)
 from benchmarks.tree_memory import STATUS, bytes_per_token
 from benchmarks.tree_peers import OurTree, PageHashes, PrefixIndex
+from benchmarks.tree_plot import check_plot, plot_rows
 
 TRIE_REQUESTS = 128
+# Threads that wait by spinning would count as processor time of the sample that runs.
+ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 # Only in the trace: what no other cache does.
 VARIANTS: Makers = {
     "radix_jax, insert resumed at the lock": partial(OurTree, resume=True),
@@ -86,7 +98,7 @@ def _tell(row: Row) -> Row:
 
 def measure_memory(names: Sequence[str], sglang: Path | None) -> Row:
     """Bytes a cached token of each cache, in a process of its own."""
-    return Row(
+    return plain_row(
         "memory of a cached token, 1k-token nodes, P=16",
         "bytes",
         {name: bytes_per_token(partial(find_maker, name, sglang)) for name in names},
@@ -111,17 +123,18 @@ def describe_machine(sglang: Path | None) -> Machine:
 
 
 def as_table(report: Report) -> str:
-    """The report in Markdown; in brackets how many times ours a figure is."""
+    """The report in Markdown."""
     names = list(dict.fromkeys(name for row in report.rows for name in row.values))
     lines = ["| | unit | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
     for row in report.rows:
-        ours = row.values[OurTree.name]
-        cells = [_cell(row.values.get(name), ours, name == OurTree.name) for name in names]
+        cells = [_cell(row, name) for name in names]
         lines.append(f"| {row.name} | {row.unit} | " + " | ".join(cells) + " |")
     trie, machine = report.trie, report.machine
     lines += [
         "",
-        "In brackets: times ours. Prompt tokens found in the trace, by every cache the same: "
+        "Medians; in brackets how many times ours, the median of the quotients of each turn.",
+        "",
+        "Prompt tokens found in the trace, by every cache the same: "
         + ", ".join(f"{found:,} at P={page_size}" for page_size, found in report.found.items())
         + ".",
         "",
@@ -137,11 +150,12 @@ def as_table(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _cell(value: float | None, ours: float, is_ours: bool) -> str:
-    if value is None:
+def _cell(row: Row, name: str) -> str:
+    if name not in row.values:
         return "-"
-    digits = 0 if value >= 100 else 1
-    return f"{value:,.{digits}f}" if is_ours else f"{value:,.{digits}f} ({value / ours:.1f}x)"
+    value = row.values[name]
+    text = f"{value:,.{0 if value >= 100 else 1}f}"
+    return text if name == OurTree.name else f"{text} ({row.times_ours[name]:,.1f}x)"
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -152,9 +166,20 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--sglang", type=Path, metavar="DIR", help="folder with SGLang's unpacked wheel")
     parser.add_argument("--requests", type=int, default=TraceShape().num_requests, help="in the trace (%(default)s)")
     parser.add_argument("--leaves", default="1000,100000,1000000", help="sizes to evict from (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=7, help="samples of each figure (default: %(default)s)")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=9,
+        help="runs of the trace, and as many times five of what is quicker (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON line")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the table, as .svg or .png")
     options = parser.parse_args(arguments)
+    if options.plot is not None:
+        try:
+            check_plot(options.plot)
+        except (ImportError, ValueError) as error:
+            parser.error(f"--plot {options.plot}: {error}")
     options.leaves = [int(leaves) for leaves in options.leaves.split(",")]
     return options
 
@@ -163,8 +188,19 @@ def main() -> None:
     """Run it and print what came out."""
     options = parse_arguments()
     report = run(options)
+    if options.plot is not None:
+        plot_rows(report.rows, options.plot)
     print(json.dumps(asdict(report)) if options.json else as_table(report))
 
 
+def restart_on_one_thread() -> None:
+    """Begin again with one thread for the libraries that count them when they are loaded."""
+    if any(os.environ.get(name) != number for name, number in ONE_THREAD.items()):
+        os.execve(
+            sys.executable, [sys.executable, "-m", "benchmarks.radix_tree", *sys.argv[1:]], os.environ | ONE_THREAD
+        )
+
+
 if __name__ == "__main__":
+    restart_on_one_thread()
     main()

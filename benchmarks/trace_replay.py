@@ -1,7 +1,9 @@
 """A trace run on a prefix cache: once to see what it needs, then again with nothing but its calls under the clock."""
 
 import time
+from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -69,27 +71,39 @@ def rehearse(index: PrefixIndex, trace: Trace, num_pages: int, *, keep_found: bo
     return Rehearsal(cached_lens, evict_lens, pages, found, index.size())
 
 
-def time_replay(index: PrefixIndex, trace: Trace, plan: Rehearsal) -> float:
-    """Seconds of processor time for all calls of the trace on an empty cache.
+class TimedReplay:
+    """A trace on an empty cache, in `num_pieces` pieces of equally many calls, so that caches can take turns."""
 
-    Raises:
-        RuntimeError: the cache ended with another size than in the rehearsal, so it did other work.
-    """
-    calls = _prepare_calls(index, trace, plan)
-    start, evict, end = index.start, index.evict, index.end
-    running: dict[int, Any] = {}
-    began = time.process_time()
-    for step, key, value in calls:
-        if step >= 0:
-            running[step] = start(key)
-            if value:
-                evict(value)
-        else:
-            end(running.pop(~step), key, value)
-    seconds_s = time.process_time() - began
-    if index.size() != plan.size:
-        raise RuntimeError(f"{index.name} caches {index.size()} tokens at the end, {plan.size} in the rehearsal")
-    return seconds_s
+    def __init__(self, index: PrefixIndex, trace: Trace, plan: Rehearsal, num_pieces: int) -> None:
+        calls = _prepare_calls(index, trace, plan)
+        bounds = [len(calls) * piece // num_pieces for piece in range(num_pieces + 1)]
+        self._pieces = deque(calls[first:last] for first, last in pairwise(bounds))
+        self._index = index
+        self._size = plan.size
+        self._running: dict[int, Any] = {}
+
+    def play_piece(self) -> float:
+        """Seconds of processor time for the next piece.
+
+        Raises:
+            RuntimeError: after the last piece the size is not that of the rehearsal, so the cache did other work.
+        """
+        calls, running = self._pieces.popleft(), self._running
+        start, evict, end = self._index.start, self._index.evict, self._index.end
+        began = time.process_time()
+        for step, key, value in calls:
+            if step >= 0:
+                running[step] = start(key)
+                if value:
+                    evict(value)
+            else:
+                end(running.pop(~step), key, value)
+        seconds_s = time.process_time() - began
+        if not self._pieces and self._index.size() != self._size:
+            raise RuntimeError(
+                f"{self._index.name} caches {self._index.size()} tokens at the end, {self._size} in the rehearsal"
+            )
+        return seconds_s
 
 
 def _prepare_calls(index: PrefixIndex, trace: Trace, plan: Rehearsal) -> list[tuple[int, Any, Any]]:

@@ -33,6 +33,8 @@ def make_images() -> dict[str, str]:
         "textbook_splits.svg": textbook_splits().render_svg(),
         "textbook_requests.svg": requests.render_svg(),
         "textbook_requests.html": requests.render_html("Two requests share a prefix"),
+        "pins_and_tails.svg": pins_and_tails(),
+        "partial_pages.svg": partial_pages().render_svg(),
     }
 
 
@@ -156,17 +158,74 @@ def textbook_requests() -> Replay:
         handles.append(done.handle)
         tables.append(done.pages)
     cache.release(handles[0], tables[0])
-    show("Unlock R1", "R1 is over. Its own tail is evictable; S stays locked through R2.")
+    show("Unlock R1", "R1 is over. Its own end is evictable; S stays locked through R2.")
     more = cache.allocate(2)
     private.extend(more.tolist())
     show(
         "Evict to allocate 2 more",
-        f"R2 needs 2 pages and 1 was free, so R1's tail left the tree. Pages {more[0]} and {more[-1]} are R2's now.",
+        f"R2 needs 2 pages and 1 was free, so R1's own end left the tree. Pages {more[0]} and {more[-1]} are R2's now.",
     )
     private.clear()
     cache.free(more)
     cache.release(handles[1], tables[1])
     show("Unlock R2", "Nothing is locked. All that is cached waits for the next request, or for eviction.")
+    return replay
+
+
+def pins_and_tails() -> str:
+    """Prompts at four words a page: one pinned and running, one pinned, one a tenant's, shorter than a page."""
+    words = Words()
+    cache = PrefixCache(RadixTree(page_size=4, max_pinned_tokens=64), PagePool(100))
+    system = "You answer in one short line."
+    for question in ("What is a page table?", "What is a radix tree?", "Sum up this chat."):
+        _serve(cache, words.encode(f"{system} {question}"))
+    _serve(cache, words.encode("Good morning"), namespace=("tenant", 7))
+    agent = words.encode("Use the tools when you need them, and say which ones.")
+    _serve(cache, agent)
+    cache.tree.pin(agent, ttl=600)
+    running = words.encode(f"{system} What is a page table?")
+    cache.tree.pin(running[:4], ttl=600)
+    match = cache.match_prefix(running[:-1])
+    assert match.donor_handle is not None
+    cache.lock(match.handle)
+    cache.lock(match.donor_handle)
+    return render_svg(cache.snapshot(), words.decode)
+
+
+def partial_pages() -> Replay:
+    """R2 begins as R1 does, up to the middle of a page: match, copy, insert; a pin; and what is evicted first."""
+    first, second = [*range(10, 17)], [*range(10, 16), 26, 27]
+    cache = PrefixCache(RadixTree(page_size=4, max_pinned_tokens=4), PagePool(9))
+    replay = Replay()
+    private: list[int] = []
+
+    def show(title: str, note: str) -> None:
+        replay.add(title, cache.snapshot(), note, PoolSnapshot(cache.pool.num_pages, np.array(private, np.int32)))
+
+    _serve(cache, first)
+    show("R1 is over", f"R1 = {first}. Its full page is in the tree, the other one is a tail.")
+    match = cache.match_prefix(second[:-1])
+    assert match.donor_handle is not None
+    cache.lock(match.handle)
+    cache.lock(match.donor_handle)
+    show(
+        f"Match and lock R2 = {second}",
+        f"{match.cached_len} tokens in whole pages, then {match.donor_len} in the tail.",
+    )
+    own = cache.allocate(1)
+    private.extend(own.tolist())
+    show("Copy", f"The device copies the first {match.donor_len} slots of page {match.donor_page} to page {own[0]}.")
+    cache.unlock(match.donor_handle)
+    done = cache.commit(second, np.concatenate([match.pages, own]), match.handle)
+    private.clear()
+    show("Insert R2", f"R2 computed the other {len(second) - 6} tokens. Its page is full, so the tree takes it.")
+    cache.release(done.handle, done.pages)
+    cache.tree.pin(second[:4], ttl=600)
+    show("R2 is over; pin the page that both share", "A pinned page is evicted when nothing else is left.")
+    private.extend(cache.allocate(6).tolist())
+    show("Allocate 6", "5 pages were free. Full pages without a pin go first.")
+    private.extend(cache.allocate(1).tolist())
+    show("Allocate 1 more", "Tails go next. What is pinned is left for the last.")
     return replay
 
 
@@ -176,7 +235,7 @@ def _serve(cache: PrefixCache, ids: list[int], namespace: object = None) -> None
     cache.lock(match.handle)
     own = cache.allocate(-(-len(ids) // cache.page_size) - len(match.pages))
     done = cache.commit(ids, np.concatenate([match.pages, own]), match.handle, namespace)
-    cache.release(done.handle, done.pages)
+    cache.release(done.handle, done.pages, ids, namespace)
 
 
 if __name__ == "__main__":

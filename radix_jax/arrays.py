@@ -61,6 +61,8 @@ class StepInputs:
     cu_q_lens: row b computes tokens [cu_q_lens[b], cu_q_lens[b + 1]); flat from the last real row on.
     write_slots: page * page_size + offset for each token; padding: distinct ids from L * P * page_size up, past the
         last layer's pages. Never negative: a negative index wraps around.
+    token_src: for each token the row of the step before that samples it, or -1 where token_ids counts; the engine's
+        steps put those tokens in. None in what `prefill` and `decode` get.
     """
 
     token_ids: Int32[Array, " T"]
@@ -69,6 +71,7 @@ class StepInputs:
     kv_lens: Int32[Array, " B"]
     cu_q_lens: Int32[Array, " B_plus_1"]
     write_slots: Int32[Array, " T"]
+    token_src: Int32[Array, " T"] | None = None
 
 
 @register_pytree

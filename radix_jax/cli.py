@@ -1,4 +1,4 @@
-"""The command line: radix-jax generate | chat | demo | pull | tree."""
+"""The command line: radix-jax generate | chat | demo | pull | tree | replay."""
 
 import contextlib
 import dataclasses
@@ -12,6 +12,7 @@ import typer
 
 import radix_jax
 from radix_jax.cli_options import with_fields
+from radix_jax.cli_replay import replay
 from radix_jax.config import EngineConfig
 from radix_jax.request import RequestOutput, SamplingParams
 
@@ -34,6 +35,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+app.command()(replay)
 
 
 def main() -> None:
@@ -93,7 +96,10 @@ def chat(sampling: SamplingParams, config: EngineConfig, model: Model = _DEFAULT
 
 
 @app.command()
-def demo(model: Model = _DEFAULT_MODEL) -> None:
+def demo(
+    model: Model = _DEFAULT_MODEL,
+    record: Annotated[str | None, typer.Option(help="file to write each request to, for `radix-jax replay`")] = None,
+) -> None:
     """Show what the radix cache saves.
 
     Asks questions that share a long system prompt, with the cache and without it, and draws the tree. Exits with 1 if
@@ -101,7 +107,7 @@ def demo(model: Model = _DEFAULT_MODEL) -> None:
     """
     from radix_jax.demo import run_demo
 
-    if not run_demo(model):
+    if not run_demo(model, record=record):
         raise typer.Exit(1)
 
 
@@ -129,7 +135,7 @@ def tree(prompts: Prompts, sampling: SamplingParams, config: EngineConfig, model
     texts = _read(prompts)
     with radix_jax.LLM(model, **dataclasses.asdict(config)) as llm:
         llm.generate(texts, sampling)
-        print(draw_tree(llm.cache.tree.snapshot(), llm.tokenizer))
+        print(draw_tree(llm.cache.snapshot(), llm.tokenizer))
 
 
 def _read(prompts: Sequence[str]) -> list[str]:

@@ -8,7 +8,17 @@ AttentionBackend = Literal["auto", "xla", "pallas_gpu", "pallas_tpu", "pallas_in
 Warmup = Literal["lazy", "full"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
-SCHEDULE_POLICIES = ("lpm", "fcfs", "shortest-prefill-first")
+SCHEDULE_POLICIES = (
+    "lpm",
+    "fcfs",
+    "dfs-weight",
+    "hrrn",
+    "shortest-prefill-first",
+    "lof",
+    "random",
+    "routing-key",
+    "priority",
+)
 EVICTION_POLICIES = (
     "lru",
     "lfu",
@@ -20,8 +30,39 @@ EVICTION_POLICIES = (
     "tlru",
     "reuse-credit",
     "cost-aware",
+    "reuse-rate",
 )
 BUILT_BACKENDS = ("auto", "xla")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerLimits:
+    """What a scheduler lets in, and how it mixes steps; the fields of the same names in EngineConfig.
+
+    Raises:
+        ValueError: a value out of its range, with the rule and the value.
+    """
+
+    max_running_requests: int
+    max_prefill_tokens: int
+    mixed_steps: bool = False
+    max_consecutive_prefills: int = 8
+    max_queued_requests: int | None = None
+    queue_timeout_s: float | None = None
+    run_timeout_s: float | None = None
+    preemption_threshold: int | None = 1
+
+    def __post_init__(self) -> None:
+        for name in ("max_running_requests", "max_prefill_tokens", "max_consecutive_prefills"):
+            check_int(name, getattr(self, name), at_least=1)
+        for name in ("max_queued_requests", "preemption_threshold"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), at_least=1)
+        for name in ("queue_timeout_s", "run_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+                raise ValueError(f"{name}={value!r} is not a number of seconds above 0")
+        _check_bool("mixed_steps", self.mixed_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,21 +75,35 @@ class EngineConfig:
     max_model_len: longest prompt + output in tokens; None is the model's own (4,096 at most on CPU).
     max_running_requests: rows that decode together.
     max_prefill_tokens: tokens a prefill step computes; longer prompts are prefilled in chunks.
-    schedule_policy: "lpm" (longest prefix match, with aging), "fcfs" or "shortest-prefill-first".
+    mixed_steps: prefill steps carry the rows that decode, too, and count them among their tokens.
+    max_consecutive_prefills: prefill steps in a row while others could decode; then a decode step.
+    max_queued_requests: that may wait; more are refused. None: any number.
+    queue_timeout_s, run_timeout_s: from arrival to the first step, and from there to the end; a request that takes
+        longer ends with "abort". None: for ever.
+    preemption_threshold: by how much a waiting request's priority must exceed a running one's to take its place; None:
+        it never does.
+    overlap: the next step is planned and sent before the tokens of the last one are read; same tokens either way.
+    schedule_policy: who goes first of those that wait, of one priority: "lpm" (longest prefix match, with aging),
+        "fcfs" or "priority" (by arrival), "dfs-weight" (depth first in the tree of prefixes, where most wait first),
+        "hrrn" (highest response ratio), "shortest-prefill-first" (least work, with aging), "lof" (longest output),
+        "random" (by `seed`) or "routing-key" (first what has the key of running requests);
+        `radix_jax.scheduler.policy` has the exact rules and how long each lets anybody wait at most.
     eviction_policy: which unlocked leaf goes first: "lru" or "mru" (least or most recently used), "lfu" (least often),
         "fifo" or "filo" (by creation), "priority" (lowest), "slru" (what was reused twice last), "tlru" (first what a
-        next turn can soon recompute), "reuse-credit" (age, less for what was reused) or "cost-aware" (first what is
-        cheap to recompute); `radix_jax.cache.eviction_rules.make_policy` has the exact rules.
+        next turn can soon recompute), "reuse-credit" (age, less for what was reused), "cost-aware" (first what is
+        cheap to recompute) or "reuse-rate" (what is reused least for the time it is kept, learned);
+        `radix_jax.cache.eviction_rules.make_policy` has the exact rules.
     enable_prefix_cache: False computes every prompt in full.
     dtype: of the weights; None is float32 on CPU and bfloat16 on accelerators.
     kv_dtype: of the pool; None is float32 on CPU and dtype on accelerators.
     attention_backend: "auto" picks by platform.
     warmup: "full" compiles every bucket at start, "lazy" on first use.
     compile_cache_dir: folder of XLA's persistent compile cache; None is the user's cache folder, "" turns it off.
-    seed: seeds the requests that bring no seed of their own.
+    seed: seeds the requests that bring no seed of their own, and the order of schedule_policy "random".
     partial_pages: a hit goes on into a cached page whose first tokens are the prompt's next, by a copy of that page;
         False shares whole pages alone.
     deterministic: not built yet; True is refused.
+    record: file to write each request to when it ends, for `radix-jax replay`; an older file is replaced.
 
     Raises:
         ValueError: a value out of its range, with the rule and the value.
@@ -61,8 +116,15 @@ class EngineConfig:
     max_model_len: int | None = None
     max_running_requests: int = 64
     max_prefill_tokens: int = 2048
+    mixed_steps: bool = False
+    max_consecutive_prefills: int = 8
+    max_queued_requests: int | None = None
+    queue_timeout_s: float | None = None
+    run_timeout_s: float | None = None
+    preemption_threshold: int | None = 1
+    overlap: bool = True
     schedule_policy: str = "lpm"
-    eviction_policy: str = "lru"
+    eviction_policy: str = "reuse-rate"
     enable_prefix_cache: bool = True
     dtype: str | None = None
     kv_dtype: str | None = None
@@ -72,10 +134,11 @@ class EngineConfig:
     seed: int = 0
     partial_pages: bool = True
     deterministic: bool = False
+    record: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "max_running_requests", "max_prefill_tokens"):
-            check_int(name, getattr(self, name), at_least=1)
+        check_int("page_size", self.page_size, at_least=1)
+        _ = self.limits
         check_int("seed", self.seed, at_least=0)
         if self.num_pages is not None:
             check_int("num_pages", self.num_pages, at_least=2)
@@ -86,9 +149,8 @@ class EngineConfig:
                 raise ValueError("num_pages and kv_memory_fraction both size the pool; give one of them")
             if not 0.0 < self.kv_memory_fraction <= 1.0:
                 raise ValueError(f"kv_memory_fraction={self.kv_memory_fraction} is outside (0, 1]")
-        for name in ("enable_prefix_cache", "partial_pages", "deterministic"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r} is not a bool")
+        for name in ("enable_prefix_cache", "partial_pages", "deterministic", "overlap"):
+            _check_bool(name, getattr(self, name))
         _check_choice("dtype", self.dtype, (None, *get_args(Dtype)))
         _check_choice("kv_dtype", self.kv_dtype, (None, *get_args(Dtype)))
         _check_choice("warmup", self.warmup, get_args(Warmup))
@@ -102,6 +164,13 @@ class EngineConfig:
         if self.deterministic:
             raise NotImplementedError("deterministic=True is not built yet; leave it False")
 
+    @property
+    def limits(self) -> SchedulerLimits:
+        """The scheduler's part of the settings."""
+        return SchedulerLimits(
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(SchedulerLimits)}
+        )
+
 
 ENGINE_FIELDS = tuple(field.name for field in dataclasses.fields(EngineConfig))
 
@@ -112,6 +181,11 @@ def check_int(name: str, value: object, *, at_least: int) -> None:
         raise ValueError(f"{name}={value!r} is not an int")
     if value < at_least:
         raise ValueError(f"{name}={value} is below its least value {at_least}")
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} is not a bool")
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

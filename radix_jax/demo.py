@@ -126,10 +126,10 @@ class Part:
         return sum(len(_generated(output)) for output in self.outputs)
 
 
-def run_demo(model: str, script: Script = SCRIPT, console: Console | None = None) -> bool:
+def run_demo(model: str, script: Script = SCRIPT, console: Console | None = None, *, record: str | None = None) -> bool:
     """Run the script with the cache and without it, and show both; False if an answer differs.
 
-    model: as LLM takes it.
+    model: as LLM takes it. record: as in EngineConfig, of the run with the cache.
 
     Raises:
         ValueError: the model cannot be found or loaded, or the script does not fit its context.
@@ -137,11 +137,11 @@ def run_demo(model: str, script: Script = SCRIPT, console: Console | None = None
     console = console or Console(highlight=False, width=terminal_width())
     path = resolve(model)
     start_s = time.perf_counter()
-    with LLM(path, **SETTINGS) as llm:
+    with LLM(path, **SETTINGS, record=record) as llm:
         _print_model(console, llm.engine, path, time.perf_counter() - start_s)
         with_cache, snapshot = _run(console, llm.engine, llm.tokenizer, script, shown=True)
         _print_heading(console, "the same once more, with the cache off")
-        config = dataclasses.replace(llm.engine.config, enable_prefix_cache=False)
+        config = dataclasses.replace(llm.engine.config, enable_prefix_cache=False, record=None)
         params = llm.engine.params
         bare = Engine(params.config, params, config, eos_token_ids=llm.engine.eos_token_ids)
         without_cache, _ = _run(console, bare, llm.tokenizer, script, shown=False)

@@ -1,54 +1,27 @@
 """Engine: the loop plan -> run -> commit. Token ids in, token ids out; it knows no text."""
 
 import logging
-from collections.abc import Collection, Generator, Hashable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Collection, Generator, Hashable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int32
 
 from radix_jax.cache import PagePool, PrefixCache, RadixTree
 from radix_jax.checkpoints import user_cache_dir
 from radix_jax.config import EngineConfig
+from radix_jax.engine_stats import EngineStats
+from radix_jax.intake import TokenIds, checked_ids, make_request
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import params_of
-from radix_jax.request import CompletionOutput, Request, RequestOutput, SamplingParams
-from radix_jax.runner import CompileLedger, Runner, keep_compiles, resolve_config
-from radix_jax.scheduler import Buckets, RequestState, Scheduler, SchedulerStats
+from radix_jax.plan import StepPlan
+from radix_jax.recorder import Recorder
+from radix_jax.request import CompletionOutput, RequestOutput, SamplingParams
+from radix_jax.runner import CompileLedger, Runner, StepHandle, keep_compiles, resolve_config
+from radix_jax.scheduler import Buckets, Explanation, QueueFull, RequestState, Scheduler, Timelines
 
 _LOG = logging.getLogger("radix_jax")
-TokenIds = Sequence[int] | np.ndarray
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """Counts since the engine started; all but the compiles begin anew after a step that failed.
-
-    hit_rate: cached / all prompt tokens of admitted requests, each request counted once.
-    num_prefill_tokens: prompt tokens computed. num_evicted_tokens: cached tokens given up for room.
-    num_free_pages, num_evictable_pages, num_protected_pages: now; private pages of running requests are in none.
-    padding_waste: share of the computed token places that were padding.
-    num_compiles, compile_s: warm-up included.
-    """
-
-    hit_rate: float
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_prefill_tokens: int
-    num_output_tokens: int
-    num_evicted_tokens: int
-    num_free_pages: int
-    num_evictable_pages: int
-    num_protected_pages: int
-    num_running: int
-    num_waiting: int
-    num_prefill_steps: int
-    num_decode_steps: int
-    padding_waste: float
-    num_compiles: int
-    compile_s: float
 
 
 class Engine:
@@ -59,7 +32,7 @@ class Engine:
     eos_token_ids: ids that end a request unless it ignores them.
 
     Raises:
-        TypeError, ValueError: model, params and config don't fit each other.
+        TypeError, ValueError: model, params and config don't fit each other, or the record can't be written.
         NotImplementedError: a setting that is promised and not built yet.
     """
 
@@ -77,6 +50,8 @@ class Engine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._closed = False
         self._num_requests = 0
+        self._recorder = None if config.record is None else Recorder(config.record, time.monotonic())
+        self._timelines = Timelines()
         # The prompt of an unfinished request as the list that its outputs carry: made once, not at each step.
         self._prompts: dict[str, list[int]] = {}
         self._num_pages, self._max_model_len = _known(config.num_pages), _known(config.max_model_len)
@@ -87,11 +62,13 @@ class Engine:
             max_prefill_tokens=config.max_prefill_tokens,
         )
         self._cache, self._scheduler = self._new_bookkeeping()
+        self._in_flight: tuple[StepPlan, StepHandle] | None = None  # sent to the device, not read yet
         _keep_compiles(config.compile_cache_dir)
         self._runner = Runner(
             model_params,
             num_pages=self._num_pages,
             page_size=config.page_size,
+            max_rows=self._buckets.max_rows,
             kv_dtype=str(config.kv_dtype),
             attention_backend=config.attention_backend,
         )
@@ -144,31 +121,52 @@ class Engine:
         *,
         namespace: Hashable = None,
         priority: int = 0,
+        routing_key: Hashable = None,
     ) -> str:
         """Queue a request and return its id.
 
-        token_ids: the prompt, at least one id. namespace: KV is shared inside one namespace alone.
+        token_ids: the prompt, at least one id. namespace: KV is shared inside one namespace alone. priority: higher
+        ones go first, and may take the place of lower ones. routing_key: what schedule_policy "routing-key" groups by.
         max_tokens is cut to the room that the context leaves; None takes all that context and pool leave. An interrupt
         half-way is one of a step: every request is dropped and the cache emptied.
 
         Raises:
-            TypeError: token_ids are no ints, sampling is no SamplingParams, or the namespace is not hashable.
+            TypeError: token_ids are no ints, sampling is no SamplingParams, priority is no int, namespace or
+                routing_key are not hashable, or the namespace can't be recorded.
             ValueError: no ids, ids outside the vocabulary, or a prompt or output that context or pool can't hold.
-            NotImplementedError: a priority, which is not built yet.
+            QueueFull: max_queued_requests wait already.
             RuntimeError: the engine is closed.
         """
-        if priority != 0:
-            raise NotImplementedError(f"priority={priority!r} is not built yet; leave it 0")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise TypeError(f"priority={priority!r} is not an int")
+        hash(routing_key)
+        if self._recorder is not None:
+            self._recorder.check(namespace)
         if self._closed:
             raise RuntimeError("the engine is closed; make a new one")
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"sampling is a {type(sampling).__name__}; give SamplingParams, or None for its defaults")
-        request = self._make_request(token_ids, sampling or SamplingParams(), namespace)
+        ids = checked_ids(token_ids, self._vocab_size, self._max_model_len)
+        request = make_request(
+            ids,
+            sampling or SamplingParams(),
+            number=self._num_requests,
+            room=self._max_model_len - len(ids),
+            # The last output token needs no KV.
+            pool_room=(self._num_pages - 1) * self._config.page_size + 1 - len(ids),
+            eos_token_ids=self._eos_token_ids,
+            engine_seed=self._config.seed,
+            namespace=namespace,
+            priority=priority,
+            routing_key=routing_key,
+        )
         try:
-            self._scheduler.add(request)
+            state = self._scheduler.add(request, time.monotonic())
+            if self._recorder is not None:
+                self._recorder.begin(state)
             self._prompts[request.request_id] = request.token_ids.tolist()
             self._num_requests += 1
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, QueueFull):
             raise
         except BaseException:
             self._start_over()
@@ -176,15 +174,19 @@ class Engine:
         return request.request_id
 
     def step(self) -> list[RequestOutput]:
-        """Run one scheduler step: a state of each request that got a token, finished ones included; may be empty.
+        """Finish one scheduler step: a state of each request that got a token or ended; may be empty.
+
+        With `overlap` the next step is planned and sent to the device before the tokens of this one are read.
 
         If the step fails or is interrupted, every request is dropped and the cache emptied, and the error raised: no
         page is then half written and named.
         """
         done = False
         try:
-            plan = self._scheduler.plan()
-            states = self._scheduler.commit(plan, self._runner.run(plan)) if plan is not None else []
+            now = time.monotonic()
+            states = self._scheduler.expire(now)
+            states += self._finish_step(now)
+            self._drop_surplus()
             outputs = [self._output(state) for state in states]
             done = True
             return outputs
@@ -194,8 +196,18 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request wherever it stands and give back what it holds; its last state, None if there is no such id."""
-        state = self._scheduler.abort(request_id)
+        state = self._scheduler.abort(request_id, time.monotonic())
+        self._drop_surplus()
         return None if state is None else self._output(state)
+
+    def explain(self, request_id: str) -> Explanation:
+        """Why a request waits or waited, and what happened to it and when; print it. Works for unfinished requests and
+        for the last 1,000 that ended. The clock is `time.monotonic`.
+
+        Raises:
+            KeyError: no request of that id, or it ended too long ago.
+        """
+        return self._scheduler.explain(request_id)
 
     @property
     def unfinished(self) -> frozenset[str]:
@@ -232,26 +244,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counts so far, and the pages of now."""
-        counts: SchedulerStats = self._scheduler.stats
-        num_padded = sum(counts.num_padded_tokens.values())
-        return EngineStats(
-            hit_rate=counts.num_cached_tokens / max(1, counts.num_prompt_tokens),
-            num_prompt_tokens=counts.num_prompt_tokens,
-            num_cached_tokens=counts.num_cached_tokens,
-            num_prefill_tokens=counts.num_prefill_tokens,
-            num_output_tokens=counts.num_output_tokens,
-            num_evicted_tokens=self._cache.num_evicted_tokens,
-            num_free_pages=self._cache.pool.num_free,
-            num_evictable_pages=self._cache.num_evictable,
-            num_protected_pages=self._cache.num_protected,
-            num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
-            num_prefill_steps=counts.num_steps["prefill"],
-            num_decode_steps=counts.num_steps["decode"],
-            padding_waste=1 - sum(counts.num_tokens.values()) / num_padded if num_padded else 0.0,
-            num_compiles=len(self.ledger.records),
-            compile_s=self.ledger.total_s,
-        )
+        return EngineStats.of(self._scheduler, self.ledger)
 
     def check_integrity(self) -> None:
         """Prove the invariants of scheduler, tree and pool.
@@ -265,8 +258,34 @@ class Engine:
         """Drop every request and give the pool's memory back; the engine is of no use afterwards."""
         self._closed = True
         self._scheduler.reset()
+        if self._recorder is not None:
+            self._recorder.end_all()
+        self._in_flight = None
         self._prompts.clear()
         self._runner.close()
+
+    def _finish_step(self, now: float) -> list[RequestState]:
+        """Read what the step in flight sampled, with the next one sent before it, and commit it."""
+        if self._in_flight is None:
+            self._in_flight = self._send(now)
+        if self._in_flight is None:
+            return []
+        plan, handle = self._in_flight
+        self._in_flight = self._send(now) if self._config.overlap else None
+        tokens = self._runner.read(handle)
+        return self._scheduler.commit(plan, tokens, time.monotonic())
+
+    def _send(self, now: float) -> tuple[StepPlan, StepHandle] | None:
+        """Plan a step and send it; None where there is nothing to do, or nothing before the last one is committed."""
+        plan = self._scheduler.plan(now)
+        return None if plan is None else (plan, self._runner.dispatch(plan))
+
+    def _drop_surplus(self) -> None:
+        """Commit a step in flight without reading it if all its requests have ended."""
+        if self._in_flight is not None and not self._scheduler.is_live(self._in_flight[0]):
+            plan, _ = self._in_flight
+            self._in_flight = None
+            self._scheduler.commit(plan, np.zeros(len(plan.rows), np.int32))
 
     def _new_bookkeeping(self) -> tuple[PrefixCache, Scheduler]:
         config = self._config
@@ -277,56 +296,32 @@ class Engine:
         )
         cache = PrefixCache(tree, PagePool(self._num_pages))
         scheduler = Scheduler(
-            page_size=config.page_size,
-            num_pages=self._num_pages,
+            cache,
+            self._buckets,
+            config.limits,
             max_model_len=self._max_model_len,
-            max_running_requests=config.max_running_requests,
-            max_prefill_tokens=config.max_prefill_tokens,
             schedule_policy=config.schedule_policy,
-            cache=cache,
             enable_prefix_cache=config.enable_prefix_cache,
-            buckets=self._buckets,
+            seed=config.seed,
+            timelines=self._timelines,
         )
         return cache, scheduler
 
     def _start_over(self) -> None:
         _LOG.warning("a step did not finish: its requests are dropped and the cache is emptied")
         self._cache, self._scheduler = self._new_bookkeeping()
+        self._in_flight = None
         self._prompts.clear()
+        self._timelines.end_all("dropped: a step did not finish")
         self._runner.renew_pool()
-
-    def _make_request(self, token_ids: TokenIds, sampling: SamplingParams, namespace: Hashable) -> Request:
-        ids = _checked_ids(token_ids, self._vocab_size)
-        if len(ids) >= self._max_model_len:
-            raise ValueError(
-                f"prompt of {len(ids)} tokens exceeds max_model_len={self._max_model_len}, which holds at least one "
-                "output token too; raise max_model_len or shorten it"
-            )
-        room = self._max_model_len - len(ids)
-        if sampling.max_tokens is None:
-            # The last output token needs no KV.
-            pool_len = (self._num_pages - 1) * self._config.page_size
-            max_tokens = max(1, min(room, pool_len + 1 - len(ids)))
-        else:
-            max_tokens = min(sampling.max_tokens, room)
-        seed = sampling.seed
-        if seed is None:
-            seed = int(np.random.SeedSequence([self._config.seed, self._num_requests]).generate_state(1, np.uint64)[0])
-        return Request(
-            request_id=str(self._num_requests),
-            token_ids=ids,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop_ids=frozenset(sampling.stop_token_ids or ())
-            | (frozenset() if sampling.ignore_eos else self._eos_token_ids),
-            seed=seed,
-            arrival=self._num_requests,
-            namespace=namespace,
-        )
+        if self._recorder is not None:
+            self._recorder.end_all()
 
     def _output(self, state: RequestState) -> RequestOutput:
         request_id, finished = state.request_id, state.finish_reason is not None
         prompt = self._prompts.pop(request_id) if finished else self._prompts[request_id]
+        if finished and self._recorder is not None:
+            self._recorder.end(request_id)
         completion = CompletionOutput(
             index=0,
             token_ids=state.output_ids.tolist(),
@@ -368,24 +363,3 @@ def _keep_compiles(folder: str | None) -> None:
 def _known(value: int | None) -> int:
     assert value is not None
     return value
-
-
-def _checked_ids(token_ids: TokenIds, vocab_size: int) -> Int32[np.ndarray, " T"]:
-    """`token_ids` as int32 of their own; refused where they are no ids of the vocabulary."""
-    if isinstance(token_ids, str):
-        raise TypeError("the engine takes token ids, not text; encode it, or use LLM")
-    if isinstance(token_ids, Sequence) and any(isinstance(token_id, bool | np.bool_) for token_id in token_ids):
-        raise TypeError(f"prompt token ids must be ints, got a bool in {token_ids!r}")
-    try:
-        ids = np.asarray(token_ids)
-    except ValueError as error:
-        raise TypeError("prompt token ids must be a flat sequence of ints, got sequences of several lengths") from error
-    if ids.size == 0:
-        raise ValueError("empty prompt: a request needs at least 1 token; if text was given, the tokenizer made none")
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise TypeError(f"prompt token ids must be a flat sequence of ints, got shape {ids.shape} of {ids.dtype}")
-    outside = (ids < 0) | (ids >= vocab_size)
-    if outside.any():
-        at = int(outside.argmax())
-        raise ValueError(f"prompt token id {ids[at]} at place {at} is outside the vocabulary [0, {vocab_size})")
-    return ids.astype(np.int32)

@@ -1,14 +1,14 @@
 """StepPlan: all that the scheduler and the runner share. Plain data, never jax."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
 
 from radix_jax.request import Request
 
-StepKind = Literal["prefill", "decode"]
+StepKind = Literal["prefill", "decode", "mixed"]
 BucketKind = Literal["prefill", "decode", "copy"]
 
 
@@ -43,12 +43,16 @@ class PageCopy:
     num_tokens: int
 
 
-@dataclass(frozen=True, eq=False)
-class StepRow:
+class StepRow(NamedTuple):
     """One request's share of a step: tokens [start, start + len(token_ids)) of its prompt + output.
 
-    pages: page ids that cover [0, end). samples: the row's last token yields a new one (decode, or the last chunk).
+    pages: page ids that cover [0, end), and more in a plan of several steps.
+    samples: the row's last token yields a new one (decode, or the last chunk).
+    source: the row of the plan before whose new token is this row's only one, while the host does not know it yet;
+        token_ids is 0 there. None: token_ids counts.
     copy: where the tokens in front of `start`, back to the start of its page, come from; None where they are in place.
+
+    A tuple because a step makes many of them; two rows are equal only if they are one.
     """
 
     request: Request
@@ -56,7 +60,12 @@ class StepRow:
     start: int
     pages: Int32[np.ndarray, " P"]
     samples: bool
+    source: int | None = None
     copy: PageCopy | None = None
+
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
 
     @property
     def end(self) -> int:
@@ -66,18 +75,35 @@ class StepRow:
 
 @dataclass(frozen=True, eq=False)
 class StepPlan:
-    """Rows of one step and the bucket they are padded to."""
+    """Rows of one step and the bucket they are padded to.
+
+    kind: "mixed" has rows of both kinds, and the bucket of a prefill step.
+    num_prompt_rows: rows [0, num_prompt_rows) compute prompts, those behind them decode.
+    num_steps: above 1 only for "decode": so many steps in a row, each of one token a row, with pages for all of them.
+    """
 
     kind: StepKind
     rows: tuple[StepRow, ...]
     bucket: Bucket
+    num_prompt_rows: int
+    num_steps: int = 1
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed, padding not counted."""
-        return sum(len(row.token_ids) for row in self.rows)
+        return self.num_prefill_tokens + (len(self.rows) - self.num_prompt_rows) * self.num_steps
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens computed in rows that do not decode."""
+        return sum(len(row.token_ids) for row in self.rows[: self.num_prompt_rows])
+
+    @property
+    def samples(self) -> bool:
+        """Whether any row yields a token."""
+        return len(self.rows) > self.num_prompt_rows or any(row.samples for row in self.rows)
 
     @property
     def copies(self) -> tuple[PageCopy, ...]:
         """What is copied before anything is computed, at most one page a row."""
-        return tuple(row.copy for row in self.rows if row.copy is not None)
+        return tuple(row.copy for row in self.rows[: self.num_prompt_rows] if row.copy is not None)

@@ -1,5 +1,6 @@
 """What a caller sends and gets back: SamplingParams, Request, RequestOutput, CompletionOutput."""
 
+import json
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -95,6 +96,8 @@ class Request:
     seed: resolved seed of the request's random keys.
     arrival: rises by one with each request of an engine.
     namespace: KV is shared only inside one namespace; any hashable value.
+    priority: higher ones go first. routing_key: of requests that like to run together; any hashable value.
+    needs_values: the step after a token of this request is planned only once that token's value is known.
     """
 
     request_id: str
@@ -105,6 +108,9 @@ class Request:
     seed: int
     arrival: int
     namespace: Hashable = None
+    priority: int = 0
+    routing_key: Hashable = None
+    needs_values: bool = False
 
     @property
     def prompt_len(self) -> int:
@@ -117,14 +123,15 @@ class CompletionOutput:
     """One completion of a request; `token_ids` and `text` are cumulative.
 
     index: sample index. text: decoded `token_ids`, "" where no tokenizer is at hand (Engine).
-    finish_reason: None while running, then "stop" | "length" | "abort". stop_reason: the id that stopped it.
+    finish_reason: None while running, then "stop" | "length" | "abort". stop_reason: the id that stopped it, or
+        the time-out.
     """
 
     index: int
     token_ids: list[int]
     text: str = ""
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     logprobs: list[dict[int, Any]] | None = None
 
 
@@ -146,6 +153,59 @@ class RequestOutput:
     error: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RecordedRequest:
+    """One request as it happened: a line of a recording, which an engine writes and a replay reads.
+
+    arrival_s: seconds since the recording began. token_ids, output_ids: int32, the prompt and what was generated.
+    namespace: None, a bool, number or string, or a tuple of such.
+    """
+
+    arrival_s: float
+    token_ids: np.ndarray
+    output_ids: np.ndarray
+    max_tokens: int
+    namespace: Hashable = None
+    priority: int = 0
+
+    def to_json(self) -> str:
+        """One line of JSON.
+
+        Raises:
+            TypeError: JSON has no form for the namespace.
+        """
+        fields = {
+            "arrival_s": self.arrival_s,
+            "token_ids": self.token_ids.tolist(),
+            "output_ids": self.output_ids.tolist(),
+            "max_tokens": self.max_tokens,
+            "namespace": self.namespace,
+            "priority": self.priority,
+        }
+        return json.dumps(fields, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, line: str) -> "RecordedRequest":
+        """The request of a line that `to_json` wrote.
+
+        Raises:
+            ValueError: no JSON object, a field that is missing, unknown or of another type, or no prompt.
+        """
+        fields: Any = json.loads(line)
+        names = ("arrival_s", "token_ids", "output_ids", "max_tokens", "namespace", "priority")
+        if not isinstance(fields, dict) or fields.keys() != set(names):
+            raise ValueError(f"a recorded request has the fields {', '.join(names)}")
+        _check_float("arrival_s", fields["arrival_s"], low=0.0, high=math.inf)
+        check_int("max_tokens", fields["max_tokens"], at_least=1)
+        check_int("priority", fields["priority"], at_least=-(2**63))
+        for name in ("token_ids", "output_ids"):
+            fields[name] = _recorded_ids(name, fields[name])
+        if not len(fields["token_ids"]):
+            raise ValueError("token_ids is empty; a request has a prompt")
+        fields["namespace"] = _as_hashable(fields["namespace"])
+        return cls(**fields)
+
+
 def _check_float(name: str, value: object, *, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{name}={value!r} is not a finite number")
@@ -158,3 +218,22 @@ def _token_id_tuple(ids: Sequence[int] | None) -> tuple[int, ...]:
     for token_id in token_ids:
         check_int("stop_token_ids entry", token_id, at_least=0)
     return token_ids
+
+
+def _recorded_ids(name: str, ids: object) -> np.ndarray:
+    if not isinstance(ids, list):
+        raise ValueError(f"{name}={ids!r} is not a list of token ids")
+    for token_id in ids:
+        check_int(f"{name} entry", token_id, at_least=0)
+    if max(ids, default=0) >= 2**31:
+        raise ValueError(f"{name} entry {max(ids)} is no int32")
+    return np.array(ids, np.int32)
+
+
+def _as_hashable(value: object) -> Hashable:
+    """A namespace as it was before JSON made lists of its tuples."""
+    if isinstance(value, list):
+        return tuple(map(_as_hashable, value))
+    if isinstance(value, dict):
+        raise ValueError(f"namespace {value!r} is an object; it is a bool, number or string, or a list of such")
+    return value  # type: ignore[return-value]

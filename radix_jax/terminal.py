@@ -94,7 +94,7 @@ class Chat:
             self._messages.clear()
             self._note("the conversation is forgotten; what is cached stays")
         elif command == "/tree":
-            print(draw_tree(self._llm.cache.tree.snapshot(), self._llm.tokenizer))
+            print(draw_tree(self._llm.cache.snapshot(), self._llm.tokenizer))
         else:
             self._note(f"no command {command}: {_COMMANDS}")
 

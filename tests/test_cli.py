@@ -98,6 +98,18 @@ def test_json_lines(run: Run, model: str) -> None:
     assert second == first | {"cached_tokens": 4}
 
 
+def test_a_recording_is_a_trace_to_replay(run: Run, model: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "requests.jsonl")
+    done = run("generate", "the sea", "the sea", "-m", model, "--max-tokens", "5", "--record", file, *LIMITS)
+    assert done.exit_code == 0
+    # Sped up, as the command line's requests come within microseconds, which may take longer on a machine under load.
+    replayed = run("replay", file, "--json", "--no-optimum", "--speed", "1e6", *LIMITS)
+    [report] = (json.loads(line) for line in replayed.out.splitlines())
+    assert (report["num_requests"], report["num_refused"], report["num_steps"]["decode"]) == (2, 0, 4)
+    refused = run("generate", "a", "-m", model, "--record", str(tmp_path / "nowhere" / "x"), *LIMITS)
+    assert "nowhere/x' can't be written" in error_line(refused)
+
+
 def test_a_refused_text_among_good_ones(run: Run, model: str) -> None:
     done = run("generate", "x" * 200, "a", "--json", "-m", model, "--max-tokens", "2", *LIMITS)
     refused, served = (json.loads(line) for line in done.out.splitlines())
@@ -222,5 +234,5 @@ def test_as_a_module_without_loading_jax_for_its_help() -> None:
 def test_the_demo_fails_if_answers_differ(
     run: Run, monkeypatch: pytest.MonkeyPatch, same: bool, exit_code: int
 ) -> None:
-    monkeypatch.setattr("radix_jax.demo.run_demo", lambda model: same)
+    monkeypatch.setattr("radix_jax.demo.run_demo", lambda model, record: same)
     assert run("demo").exit_code == exit_code

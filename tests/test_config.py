@@ -18,7 +18,7 @@ def test_defaults() -> None:
     assert config.page_size == 16
     assert config.max_running_requests == 64
     assert config.max_prefill_tokens == 2048
-    assert (config.schedule_policy, config.eviction_policy) == ("lpm", "lru")
+    assert (config.schedule_policy, config.eviction_policy) == ("lpm", "reuse-rate")
     assert config.enable_prefix_cache
     assert config.attention_backend == "auto"
     assert config.warmup == "lazy"
@@ -61,10 +61,7 @@ def test_counts_are_ints_of_at_least_one(name: str, value: Any) -> None:
         ({"dtype": "int8"}, "dtype='int8' is not one of None, 'float32', 'bfloat16', 'float16'"),
         ({"kv_dtype": "fp8"}, "kv_dtype='fp8' is not one of None, 'float32', 'bfloat16', 'float16'"),
         ({"warmup": "never"}, "warmup='never' is not one of 'lazy', 'full'"),
-        (
-            {"schedule_policy": "random"},
-            "schedule_policy='random' is not one of 'lpm', 'fcfs', 'shortest-prefill-first'",
-        ),
+        ({"schedule_policy": "best"}, "schedule_policy='best' is not one of 'lpm', 'fcfs', 'dfs-weight', 'hrrn'"),
         ({"eviction_policy": "oldest"}, "eviction_policy='oldest' is not one of 'lru', 'lfu'"),
         ({"attention_backend": "cuda"}, "attention_backend='cuda' is not one of 'auto', 'xla', 'pallas_gpu'"),
     ],
@@ -88,6 +85,9 @@ def test_what_is_not_built_names_itself(fields: dict[str, Any], message: str) ->
         EngineConfig(**fields)
 
 
-@pytest.mark.parametrize("policy", ["lpm", "fcfs", "shortest-prefill-first"])
+@pytest.mark.parametrize(
+    "policy",
+    ["lpm", "fcfs", "dfs-weight", "hrrn", "shortest-prefill-first", "lof", "random", "routing-key", "priority"],
+)
 def test_every_built_policy_is_taken(policy: str) -> None:
     assert EngineConfig(schedule_policy=policy).schedule_policy == policy

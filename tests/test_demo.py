@@ -51,7 +51,9 @@ def check_numbers(shown: str, num_questions: int, num_turns: int) -> None:
 
 def test_on_a_tiny_model(tmp_path: Path) -> None:
     out = io.StringIO()
-    assert run_demo(str(write_folder(tmp_path, LONG_CONTEXT)), SHORT, Console(file=out, highlight=False, width=100))
+    folder, record = str(write_folder(tmp_path, LONG_CONTEXT)), tmp_path / "requests.jsonl"
+    assert run_demo(folder, SHORT, Console(file=out, highlight=False, width=100), record=str(record))
+    assert len(record.read_text().splitlines()) == 2 * len(SHORT.questions) + len(SHORT.turns)
     shown = out.getvalue()
     assert "\x1b" not in shown, "no colours but on a terminal"
     assert f"{tmp_path.name} · 0.1M parameters · 2 layers" in shown

@@ -19,7 +19,7 @@ from radix_jax.models.llama import LlamaConfig
 from radix_jax.models.registry import params_of
 from radix_jax.plan import Bucket, StepPlan, StepRow
 from radix_jax.request import Request, SamplingParams
-from radix_jax.runner.pack import pack_inputs
+from radix_jax.runner.pack import Packer
 
 NUM_PAGES, PAGE_SIZE = 120, 4
 # One shape for everything here, so that each model compiles two programs.
@@ -52,8 +52,8 @@ def step_inputs(
             arrival=0,
         )
         plan_rows.append(StepRow(request=request, token_ids=ids, start=start, pages=used, samples=True))
-    plan = StepPlan(kind=bucket.kind, rows=tuple(plan_rows), bucket=bucket)
-    return pack_inputs(plan, page_size=PAGE_SIZE, num_slots=config.num_layers * NUM_PAGES * PAGE_SIZE)
+    plan = StepPlan(kind=bucket.kind, rows=tuple(plan_rows), bucket=bucket, num_prompt_rows=0)
+    return Packer(page_size=PAGE_SIZE, num_slots=config.num_layers * NUM_PAGES * PAGE_SIZE).pack(plan).inputs
 
 
 def spread_pages(num_rows: int, seed: int = 0) -> list[np.ndarray]:

@@ -248,11 +248,16 @@ def check_usable(llm: LLM) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("call", [1, 2, 4])
-@pytest.mark.parametrize("inside", ["step", "between steps", "adding"])
+@pytest.mark.parametrize("inside", ["sending", "reading", "between steps", "adding"])
 def test_an_interrupt_leaves_the_llm_usable(monkeypatch: pytest.MonkeyPatch, inside: str, call: int, when: str) -> None:
     llm = tiny_llm()
     engine = llm.engine
-    places = {"step": (engine.runner, "run"), "between steps": (engine, "step"), "adding": (engine, "add_request")}
+    places = {
+        "sending": (engine.runner, "dispatch"),
+        "reading": (engine.runner, "read"),
+        "between steps": (engine, "step"),
+        "adding": (engine, "add_request"),
+    }
     target, name = places[inside]
     with monkeypatch.context() as patch:
         patch.setattr(target, name, interrupt_at(call, getattr(target, name), when))
@@ -269,8 +274,8 @@ def test_an_interrupt_that_loses_the_pool(monkeypatch: pytest.MonkeyPatch) -> No
         # The step has taken the pool, and the new one has no name yet.
         patch.setattr(
             llm.engine.runner,
-            "run",
-            interrupt_at(2, llm.engine.runner.run, "after", lambda: llm.engine.runner.kv.delete()),
+            "dispatch",
+            interrupt_at(2, llm.engine.runner.dispatch, "after", lambda: llm.engine.runner.kv.delete()),
         )
         with pytest.raises(KeyboardInterrupt):
             llm.generate(list(TEXTS), greedy(8))

@@ -173,15 +173,15 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_second_ctrl_c_in_one_answer_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = letter_llm()
-    run = llm.engine.runner.run
+    dispatch = llm.engine.runner.dispatch
 
     def slow_step(plan: object) -> object:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-        return run(plan)  # type: ignore[arg-type]
+        return dispatch(plan)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.runner, "run", slow_step)
+        patch.setattr(llm.engine.runner, "dispatch", slow_step)
         with pytest.raises(KeyboardInterrupt):
             talk(monkeypatch, Typist("HELLO"), interactive=True)
     assert_idle(llm.engine)

@@ -6,6 +6,11 @@
 - CacheCleared() is their AllBlocksCleared()
 
 A page id names one prefix from the event that stores it to the one that removes it.
+
+Only whole pages are told of. The tails of a PrefixCache come and go without an event: a consumer of these events (a
+router that sends a prompt where most of its blocks are, a store that copies blocks) knows a block by all its tokens,
+and in both engines only full blocks have a hash and events. So it expects less of a cache than a hit gives, by less
+than a page. Locks, pins and uses are no events either.
 """
 
 from collections import deque

@@ -67,8 +67,7 @@ class LRU:
         log = self._log
         log.append((node.timestamp, node))
         if len(log) > self._max_len:
-            self._log = deque(entry for entry in map(_living, log) if self._counts(*entry))
-            self._max_len = 2 * len(self._log) + _SLACK
+            self._sweep()
 
     def changed(self, node: RadixTreeNode, /) -> None:
         """Nothing: neither a node's length nor its children decide on its place."""
@@ -78,13 +77,14 @@ class LRU:
 
     def next_leaf(self) -> RadixTreeNode | None:
         """The least recently used leaf."""
-        log, counts = self._log, self._counts
+        log, is_pinned = self._log, self._pinned
         while log:
             timestamp, node = log[0]
             if node.end_len == EVICTED:
-                log[0] = timestamp, node = _living(log[0])
-            if counts(timestamp, node):
-                return node
+                node = node.find_living()
+                log[0] = timestamp, node
+            if node.timestamp == timestamp and not node.ref_count and (node.num_pins > 0) is is_pinned:
+                return node  # the condition is `_counts`, here and below without a call an entry
             log.popleft()
         return None
 
@@ -109,6 +109,18 @@ class LRU:
         for node in unlocked:
             if any(places.get(child, 0) > places[node] for child in node.children.values()):
                 raise IntegrityError(f"eviction log has node {node.uuid} before a child of it")
+
+    def _sweep(self) -> None:
+        """Keep the entries that count."""
+        kept: deque[tuple[int, RadixTreeNode]] = deque()
+        is_pinned = self._pinned
+        for timestamp, node in self._log:
+            if node.end_len == EVICTED:
+                node = node.find_living()
+            if node.timestamp == timestamp and not node.ref_count and (node.num_pins > 0) is is_pinned:
+                kept.append((timestamp, node))
+        self._log = kept
+        self._max_len = 2 * len(kept) + _SLACK
 
     def _counts(self, timestamp: int, node: RadixTreeNode) -> bool:
         """Whether this use is the node's last, and the node may go. A root counts as locked."""

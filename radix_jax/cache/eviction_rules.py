@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from radix_jax.cache.eviction import LRU, EvictionPolicy, RankedLeaves
 from radix_jax.cache.node import RadixTreeNode
+from radix_jax.cache.reuse_rate import ReuseRate
 
 _SLRU_HITS = 2  # from here on a node is protected
 _REUSE_CREDIT = 1000  # uses by which each reuse makes a node younger
@@ -57,6 +58,8 @@ def make_policy(policy: str | Rule, pinned: bool = False) -> EvictionPolicy:
       freed page. floor is the sum of floor and cost of the leaf evicted last before the leaf's last use, and never
       falls (GreedyDual-Size, Cao and Irani 1997): among leaves used at the same floor the cheap ones go first, and
       nothing dear stays for ever. Pinned leaves have a floor of their own.
+    - "reuse-rate": the lowest expected reuses a use of the tree for which it is kept, learned from what came back and
+      when, by age and by how often it was reused; evicted prefixes that come back count (ReuseRate)
 
     A rule of one's own gets a NodeView and returns a number or a tuple of numbers; it is asked again whenever the leaf
     was used or changed, so it must depend on nothing else.
@@ -70,8 +73,10 @@ def make_policy(policy: str | Rule, pinned: bool = False) -> EvictionPolicy:
         return LRU(pinned)
     if policy == "cost-aware":
         return CostAware(pinned)
+    if policy == "reuse-rate":
+        return ReuseRate(pinned)
     if policy not in _SORT_KEYS:
-        names = ", ".join(map(repr, ("lru", *_SORT_KEYS, "cost-aware")))
+        names = ", ".join(map(repr, ("lru", *_SORT_KEYS, "cost-aware", "reuse-rate")))
         raise ValueError(f"eviction_policy={policy!r} is not one of {names}, nor a function")
     return RankedLeaves(_SORT_KEYS[policy], pinned)
 

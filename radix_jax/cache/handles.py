@@ -10,6 +10,8 @@ from radix_jax.cache.errors import HandleError
 from radix_jax.cache.keys import TOKEN_BYTES, KeyBytes, TokenIds, key_bytes, namespace_key
 from radix_jax.cache.node import EVICTED, RadixTreeNode
 
+TailPlace = tuple[RadixTreeNode | None, Hashable]
+
 _NUM_CHECKED = 64  # tokens of a resumed match that are compared again, to find wrong use
 
 
@@ -32,17 +34,25 @@ class PrefixHandle:
 class TailHandle:
     """A cached page of fewer tokens than page_size, which continues a prefix: to lock, copy from, and unlock.
 
-    owner: the tails it belongs to. place: the prefix in front of it. ids: its tokens, as bytes. page: holds their KV.
+    owner: the tails it belongs to. place: the prefix in front of it: the node that it continues and where that ends, or
+    None and the key of the namespace that it begins. ids: its tokens, as bytes. page: holds their KV.
     """
 
-    __slots__ = ("ids", "num_locks", "owner", "page", "place")
+    __slots__ = ("ids", "namespace", "num_locks", "owner", "page", "place")
 
-    def __init__(self, owner: object, place: Hashable, ids: bytes, page: int) -> None:
+    def __init__(self, owner: object, place: TailPlace, namespace: Hashable, ids: bytes, page: int) -> None:
         self.owner = owner
         self.place = place
+        self.namespace = namespace
         self.ids = ids
         self.page = page
         self.num_locks = 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the prefix in front of it left the tree, so that no match leads here."""
+        node, end_len = self.place
+        return node is not None and node.end_len != end_len
 
 
 class MatchResult(NamedTuple):

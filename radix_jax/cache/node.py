@@ -1,6 +1,7 @@
 """RadixTreeNode: one edge of the tree, its token ids and the pages that hold their KV."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
@@ -27,6 +28,7 @@ class RadixTreeNode:
     reach_len: for a leaf, the longest prefix that ever ended at or below it, evicted ones included.
     hits: requests that used the whole node. priority: the highest of those inserted through it.
     num_pins: pins on this node or below it. namespace: the namespace it lives in.
+    memo: what the eviction policy keeps of the node; a split gives it to both parts.
     """
 
     __slots__ = (
@@ -37,6 +39,7 @@ class RadixTreeNode:
         "end_len",
         "hits",
         "key_fn",
+        "memo",
         "namespace",
         "num_pins",
         "pages",
@@ -66,6 +69,7 @@ class RadixTreeNode:
         self.end_len = self.reach_len = 0
         self.ref_count = self.timestamp = self.hits = self.priority = self.num_pins = 0
         self.namespace = namespace
+        self.memo: Any = None
 
     @property
     def key(self) -> Int32[np.ndarray, " T"]:
@@ -158,6 +162,7 @@ class RadixTreeNode:
         front.created = self.created
         front.hits = self.hits
         front.priority = self.priority
+        front.memo = self.memo
         front.set_parent(parent)
         self.edge = self.edge[cut:]
         self.pages = self.pages[pages_cut:]

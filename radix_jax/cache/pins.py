@@ -70,6 +70,10 @@ class PinnedLast:
         leaf = self._plain.next_leaf()
         return self._pinned.next_leaf() if leaf is None else leaf
 
+    def next_unpinned(self) -> RadixTreeNode | None:
+        """The first leaf without a pin."""
+        return self._plain.next_leaf()
+
     def clear(self) -> None:
         """As EvictionPolicy."""
         self._plain.clear()

@@ -7,13 +7,21 @@ import numpy as np
 from jaxtyping import Int32
 
 from radix_jax.cache.errors import HandleError, IntegrityError, OutOfPages
+from radix_jax.cache.evicted import Evicted, EvictedSpan, span_of
 from radix_jax.cache.handles import MatchResult, PrefixHandle, TailHandle
 from radix_jax.cache.keys import TokenIds, to_int32, token_bytes
+from radix_jax.cache.node import NO_PAGES
 from radix_jax.cache.page_pool import PagePool
+from radix_jax.cache.peek import Peek
 from radix_jax.cache.radix_tree import RadixTree
+from radix_jax.cache.snapshot import add_tails
 from radix_jax.cache.tails import Tails
+from radix_jax.viz import TreeSnapshot
 
 _TAIL_SHARE = 8  # one page in so many may be a tail
+# A trim copies what is left of its leaf, so it takes more than a page off: 16, in a pool of at least 64 times that.
+_LEAST_EVICTED, _EVICTED_SHARE = 16, 64
+_MAX_SPANS = 8  # that are told of one eviction
 
 
 class CommitResult(NamedTuple):
@@ -38,7 +46,8 @@ class PrefixCache:
         self._tree = tree
         self._pool = pool
         self._tails = Tails(pool.num_pages // _TAIL_SHARE if tree.partial_pages else 0)
-        self._num_evicted_tokens = 0
+        self._least_evicted = min(_LEAST_EVICTED, pool.num_pages // _EVICTED_SHARE)
+        self._num_evicted_tokens = self._num_evicted_pages = 0
 
     @property
     def tree(self) -> RadixTree:
@@ -75,6 +84,11 @@ class PrefixCache:
         """Tokens of whole pages evicted so far to make room; a reset doesn't count."""
         return self._num_evicted_tokens
 
+    @property
+    def num_evicted_pages(self) -> int:
+        """Pages evicted so far to make room, tails included; a reset doesn't count."""
+        return self._num_evicted_pages
+
     def match_prefix(self, ids: TokenIds, namespace: Hashable = None, start: PrefixHandle | None = None) -> MatchResult:
         """As `RadixTree.match_prefix`, and the donor may be a tail. Lock the handle, and the donor's where it is used,
         before anything is allocated for the same request.
@@ -95,6 +109,10 @@ class PrefixCache:
         """As `RadixTree.match_len`: changes nothing."""
         return self._tree.match_len(ids, namespace)
 
+    def peek(self, ids: TokenIds, namespace: Hashable = None, start: Peek | None = None) -> Peek:
+        """As `RadixTree.peek`: changes nothing."""
+        return self._tree.peek(ids, namespace, start)
+
     def lock(self, handle: PrefixHandle | TailHandle) -> None:
         """As `RadixTree.lock`, for a tail too."""
         if isinstance(handle, TailHandle):
@@ -109,8 +127,10 @@ class PrefixCache:
         else:
             self._tree.unlock(handle)
 
-    def allocate(self, num_pages: int) -> Int32[np.ndarray, " P"]:
+    def allocate(self, num_pages: int, evicted: list[EvictedSpan] | None = None) -> Int32[np.ndarray, " P"]:
         """Take `num_pages` pages for one request, evicting unlocked prefixes if too few are free.
+
+        evicted: a few of the spans that were given up for it are appended.
 
         Raises:
             OutOfPages: free and evictable pages together are too few; nothing is taken or evicted.
@@ -124,7 +144,7 @@ class PrefixCache:
                     f"{num_pages} pages asked for; {self._pool.num_free} of {self._pool.num_pages - 1} are free and "
                     f"{num_evictable} evictable; wait until running requests finish, or raise num_pages"
                 )
-            self._evict(num_short)
+            self._evict(num_short, [] if evicted is None else evicted)
         return self._pool.allocate(num_pages)
 
     def free(self, pages: TokenIds) -> None:
@@ -198,6 +218,10 @@ class PrefixCache:
         self._pool.free(self._tails.reset())
         self._pool.free(self._tree.reset())
 
+    def snapshot(self) -> TreeSnapshot:
+        """As `RadixTree.snapshot`, with the tails."""
+        return add_tails(self._tree.snapshot(), self._tails.last_used_first())
+
     def check_integrity(self, private_pages: TokenIds = ()) -> None:
         """Check tree and pool, and that each page but the null page has exactly one owner.
 
@@ -222,13 +246,23 @@ class PrefixCache:
                 f"pages {lost} have no owner, pages {shared} have more than one of pool, tree, request"
             )
 
-    def _evict(self, num_pages: int) -> None:
-        """Make `num_pages` cached pages free. Tails go last: they are few, and hold the ends of the latest requests."""
+    def _evict(self, num_pages: int, spans: list[EvictedSpan]) -> None:
+        """Make `num_pages` cached pages free, or a few more. Tails go last, as they are few and hold the ends of the
+        latest requests; but before what is pinned. The last leaf is only trimmed: its front may be asked for again."""
         lost = self._tails.evict_lost()
-        evicted = self._tree.evict(max(num_pages - len(lost), 0) * self.page_size)
-        tails = self._tails.evict(num_pages - len(lost) - len(evicted))
-        self._num_evicted_tokens += len(evicted) * self.page_size
-        for pages in (lost, evicted, tails):
+        num_short = num_pages - len(lost)
+        taken: list[Evicted] = []
+        num_wanted = max(num_short, self._least_evicted) if num_short > 0 else 0
+        evicted = self._tree.evict(num_wanted * self.page_size, trim=True, keep_pinned=True, evicted=taken)
+        tails = self._tails.evict(num_short - len(evicted))
+        num_short -= len(evicted) + len(tails)
+        pinned = NO_PAGES
+        if num_short > 0:
+            pinned = self._tree.evict(num_short * self.page_size, trim=True, evicted=taken)
+        spans.extend([span_of(each, self.page_size) for each in taken[:_MAX_SPANS]])
+        self._num_evicted_tokens += (len(evicted) + len(pinned)) * self.page_size
+        for pages in (lost, evicted, tails, pinned):
+            self._num_evicted_pages += len(pages)
             self._pool.free(pages)
 
     def _num_held_pages(self, handle: PrefixHandle) -> int:

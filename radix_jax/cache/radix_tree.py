@@ -8,13 +8,15 @@ from jaxtyping import Int32
 
 from radix_jax.cache.donor import NO_DONOR, find_donor
 from radix_jax.cache.errors import HandleError
-from radix_jax.cache.events import CacheCleared, CacheEvent, PagesRemoved, removed_event, stored_event
+from radix_jax.cache.events import CacheCleared, CacheEvent, removed_event, stored_event
+from radix_jax.cache.evicted import Evicted
 from radix_jax.cache.eviction import EvictionPolicy
 from radix_jax.cache.eviction_rules import Rule, make_policy
 from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle, resume, unusable
 from radix_jax.cache.integrity import check_nodes, check_sizes
 from radix_jax.cache.keys import INT32, TOKEN_BYTES, KeyBytes, TokenIds, check_num_pages, key_bytes, to_int32
-from radix_jax.cache.node import NO_PAGES, RadixTreeNode, descend, join_pages, path_to, raise_priority
+from radix_jax.cache.node import RadixTreeNode, descend, join_pages, path_to, raise_priority
+from radix_jax.cache.peek import Peek, pages_below, peek_below
 from radix_jax.cache.pins import Pin, PinnedLast
 from radix_jax.cache.roots import Roots
 from radix_jax.cache.snapshot import take_snapshot
@@ -125,29 +127,26 @@ class RadixTree:
             self._note_use(last)
         cached_len, donor = last.end_len, NO_DONOR
         if self._partial_pages and last.children:
-            next_page = key[len(key) - (len(ids) - cached_len) * TOKEN_BYTES :][: self._page_bytes]
-            donor = find_donor(self, last, bytes(next_page))
+            first_byte = len(key) - (len(ids) - cached_len) * TOKEN_BYTES
+            donor = find_donor(self, last, bytes(key[first_byte : first_byte + self._page_bytes]))
         pages = np.frombuffer(b"".join([node.pages for node in path]), INT32)
         return _new(MatchResult, (cached_len, pages, PrefixHandle(self, last, cached_len), *donor))
 
     def match_len(self, ids: TokenIds, namespace: Hashable = None) -> int:
-        """`cached_len` of a match, changing nothing: no split, no hit, no recency.
-
-        Raises:
-            ValueError, TypeError: as `match_prefix`.
-        """
-        path, _, partial_len = descend(self._roots.find(namespace), key_bytes(ids), 0, self._page_bytes)
-        return partial_len + (path[-1].end_len if path else 0)
+        """`cached_len` of a match, changing nothing: no split, no hit, no recency. Raises as `match_prefix`."""
+        return self.peek(ids, namespace).cached_len
 
     def match_pages(self, ids: TokenIds, namespace: Hashable = None) -> Int32[np.ndarray, " P"]:
-        """`pages` of a match, changing nothing; only for looking, since no handle protects them.
+        """`pages` of a match, changing nothing; no handle protects them. Raises as `match_prefix`."""
+        return pages_below(self._roots.find(namespace), key_bytes(ids), self._page_bytes)
 
-        Raises:
-            ValueError, TypeError: as `match_prefix`.
+    def peek(self, ids: TokenIds, namespace: Hashable = None, start: Peek | None = None) -> Peek:
+        """Where a match would end, changing nothing. Raises as `match_prefix`.
+
+        start: what `followed` gives of an earlier peek of the same ids, to go on from; None looks from the root on.
         """
-        path, partial, partial_len = descend(self._roots.find(namespace), key_bytes(ids), 0, self._page_bytes)
-        rest = NO_PAGES if partial is None else partial.value[: partial_len // self._page_size]
-        return np.concatenate([join_pages(path), rest])
+        top = start.whole_node if start and start.cached_len else self._roots.find(namespace)
+        return peek_below(top, key_bytes(ids), self._page_bytes)
 
     def insert_prefix(
         self,
@@ -242,10 +241,13 @@ class RadixTree:
             node.ref_count -= 1
             node = parent
 
-    def evict(self, num_tokens: int, trim: bool = False) -> Int32[np.ndarray, " P"]:
+    def evict(
+        self, num_tokens: int, trim: bool = False, keep_pinned: bool = False, evicted: list[Evicted] | None = None
+    ) -> Int32[np.ndarray, " P"]:
         """Take unlocked leaves out, by the policy, until at least `num_tokens` are gone or nothing is left.
 
         trim: of the last leaf take only the pages that are needed, from its end; its handles end as if it were gone.
+        keep_pinned: stop where nothing but pinned leaves is left. evicted: is told what went, in order.
         Returns the page ids of what was taken out; they are the caller's now.
 
         Raises:
@@ -253,9 +255,9 @@ class RadixTree:
         """
         if num_tokens < 0:
             raise ValueError(f"num_tokens={num_tokens} to evict is negative")
-        taken: list[bytes] = []
-        events: list[PagesRemoved] = []
-        num_taken, next_leaf = 0, self._policy.next_leaf
+        taken: list[Evicted] = []
+        num_taken = 0
+        next_leaf = self._pins.next_unpinned if keep_pinned and self._pins else self._policy.next_leaf
         while num_taken < num_tokens:
             try:
                 leaf = next_leaf()
@@ -265,7 +267,7 @@ class RadixTree:
                 break  # what is out already must reach the caller
             if leaf is None:
                 break
-            pages, length = leaf.pages, len(leaf.edge) // TOKEN_BYTES
+            pages, length, end_len = leaf.pages, len(leaf.edge) // TOKEN_BYTES, leaf.end_len
             if trim and (surplus := num_taken + length - num_tokens) >= self._page_size:
                 pages = leaf.trim_to(surplus - surplus % self._page_size)
                 length -= surplus - surplus % self._page_size
@@ -277,16 +279,16 @@ class RadixTree:
                 self._policy.removed(leaf)
                 if not parent.children and not parent.ref_count:
                     self._policy.changed(parent)
-            taken.append(pages)
+            taken.append((leaf, pages, end_len))
             num_taken += length
-            if self._on_event is not None:
-                events.append(removed_event(pages, leaf.namespace))
         self._evictable_len -= num_taken
         self._version += bool(taken)
+        if evicted is not None:
+            evicted.extend(taken)
         if self._on_event is not None:
-            for event in events:
-                self._on_event(event)
-        return np.frombuffer(b"".join(taken), INT32)
+            for leaf, pages, _ in taken:
+                self._on_event(removed_event(pages, leaf.namespace))
+        return np.frombuffer(b"".join([pages for _, pages, _ in taken]), INT32)
 
     def reset(self) -> Int32[np.ndarray, " P"]:
         """Drop everything; returns the page ids that were cached. Handles of before fail from here on, save empty ones.

@@ -1,12 +1,12 @@
 """Tails: the pages that requests left filled in part. The tree holds whole pages; these continue its prefixes."""
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from itertools import islice
 
 from radix_jax.cache.donor import MAX_CANDIDATES, longest_beginning
 from radix_jax.cache.errors import HandleError, IntegrityError
-from radix_jax.cache.handles import PrefixHandle, TailHandle
+from radix_jax.cache.handles import PrefixHandle, TailHandle, TailPlace
 from radix_jax.cache.keys import TOKEN_BYTES, namespace_key
 from radix_jax.cache.node import RadixTreeNode
 
@@ -22,11 +22,15 @@ class Tails:
     def __init__(self, max_pages: int) -> None:
         self._max_pages = max_pages
         self._by_page: OrderedDict[int, TailHandle] = OrderedDict()  # in order of last use
-        self._by_place: dict[Hashable, dict[bytes, TailHandle]] = {}
+        self._by_place: dict[TailPlace, dict[bytes, TailHandle]] = {}
         self._num_locked = 0
 
     def __len__(self) -> int:
         return len(self._by_page)
+
+    def last_used_first(self) -> Iterator[TailHandle]:
+        """All tails."""
+        return reversed(self._by_page.values())
 
     @property
     def num_locked(self) -> int:
@@ -55,7 +59,7 @@ class Tails:
         # What the new one continues.
         dropped = [old for old in islice(reversed(tails.values()), MAX_CANDIDATES) if ids.startswith(old.ids)]
         freed = [self._remove(old) for old in dropped if old.num_locks == 0]
-        tail = TailHandle(self, place, ids, page)
+        tail = TailHandle(self, place, namespace, ids, page)
         self._by_page[page] = self._by_place.setdefault(place, {})[ids] = tail
         return freed + self.evict(len(self._by_page) - self._max_pages)
 
@@ -100,7 +104,7 @@ class Tails:
         pages = []
         while self._by_page:
             tail = next(iter(self._by_page.values()))
-            if tail.num_locks or not _is_lost(tail.place):
+            if tail.num_locks or not tail.is_lost:
                 break
             pages.append(self._remove(tail))
         return pages
@@ -137,11 +141,6 @@ class Tails:
         return tail.page
 
 
-def _place(node: RadixTreeNode, namespace: Hashable) -> Hashable:
+def _place(node: RadixTreeNode, namespace: Hashable) -> TailPlace:
     """The end of the node; for a root, which comes and goes, its namespace. Trimming a node ends it elsewhere."""
     return (None, namespace_key(namespace)) if node.parent is None else (node, node.end_len)
-
-
-def _is_lost(place: Hashable) -> bool:
-    node, end_len = place  # pyright: ignore[reportGeneralTypeIssues]
-    return node is not None and node.end_len != end_len

@@ -2,6 +2,6 @@
 
 from radix_jax.runner.compile_ledger import CompileLedger, CompileRecord, keep_compiles
 from radix_jax.runner.resolve import resolve_config
-from radix_jax.runner.runner import Runner
+from radix_jax.runner.runner import Runner, StepHandle
 
-__all__ = ["CompileLedger", "CompileRecord", "Runner", "keep_compiles", "resolve_config"]
+__all__ = ["CompileLedger", "CompileRecord", "Runner", "StepHandle", "keep_compiles", "resolve_config"]

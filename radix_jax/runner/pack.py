@@ -1,48 +1,154 @@
-"""StepPlan -> StepInputs, SamplingInputs and PageCopies: numpy, padded to the plan's bucket, fresh arrays each time.
+"""StepPlan -> one int32 buffer that holds StepInputs and SamplingInputs, padded to the plan's bucket; and PageCopies.
 
-Fresh, because `device_put` may alias host memory that a queued step still reads.
+One buffer, because sending an array costs the host as much as packing all of them. A fresh one for each step, because
+`device_put` may alias host memory that a queued step still reads.
 """
 
-import numpy as np
+from itertools import accumulate, zip_longest
+from typing import NamedTuple
 
-from radix_jax.arrays import PageCopies, SamplingInputs, StepInputs
+import numpy as np
+from jaxtyping import Int32
+
+from radix_jax.arrays import Array, PageCopies, SamplingInputs, StepInputs
 from radix_jax.plan import Bucket, StepPlan
+from radix_jax.request import Request
 
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _MAX_INT32 = np.iinfo(np.int32).max
+_SAMPLING_FIELDS = 8  # numbers a row, at the buffer's end
+_NO_PAGES = np.empty(0, np.int32)
 
 
-def empty_inputs(bucket: Bucket, num_slots: int = 0) -> StepInputs:
-    """A bucket of padding alone. num_slots: slots of the whole pool, all layers; padding slots start there."""
-    return StepInputs(
-        token_ids=np.zeros(bucket.num_tokens, np.int32),
-        positions=np.zeros(bucket.num_tokens, np.int32),
-        page_table=np.zeros((bucket.num_rows, bucket.num_pages), np.int32),
-        kv_lens=np.zeros(bucket.num_rows, np.int32),
-        cu_q_lens=np.zeros(bucket.num_rows + 1, np.int32),
-        write_slots=np.arange(num_slots, num_slots + bucket.num_tokens, dtype=np.int32),
+class PackedStep(NamedTuple):
+    """The buffer of a step, and what it holds as views of it."""
+
+    buffer: Int32[np.ndarray, " N"]
+    inputs: StepInputs
+    sampling: SamplingInputs
+
+
+def buffer_len(bucket: Bucket) -> int:
+    """Numbers in the buffer of a step."""
+    return 4 * bucket.num_tokens + bucket.num_rows * (bucket.num_pages + 10) + 1
+
+
+def split(buffer: Int32[Array, " N"], bucket: Bucket) -> tuple[StepInputs, SamplingInputs]:
+    """What a buffer of a bucket holds; the same for numpy, as views, and inside a jitted step."""
+    tokens, rows, num_pages = bucket.num_tokens, bucket.num_rows, bucket.num_pages
+    lens = (tokens, tokens, rows * num_pages, rows, rows + 1, tokens, tokens, *[rows] * 4, 2 * rows, rows, rows)
+    ends = accumulate(lens)
+    parts = [buffer[end - length : end] for length, end in zip(lens, ends, strict=True)]
+    token_ids, positions, page_table, kv_lens, cu_q_lens, write_slots, token_src = parts[:7]
+    temperature, top_k, top_p, min_p, seed, sample_index, position = parts[7:]
+    inputs = StepInputs(
+        token_ids=token_ids,
+        positions=positions,
+        page_table=page_table.reshape(rows, num_pages),
+        kv_lens=kv_lens,
+        cu_q_lens=cu_q_lens,
+        write_slots=write_slots,
+        token_src=token_src,
     )
+    sampling = SamplingInputs(
+        temperature=temperature.view(np.float32),
+        top_k=top_k,
+        top_p=top_p.view(np.float32),
+        min_p=min_p.view(np.float32),
+        seed=seed.view(np.uint32).reshape(rows, 2),
+        sample_index=sample_index,
+        position=position,
+    )
+    return inputs, sampling
 
 
-def pack_inputs(plan: StepPlan, *, page_size: int, num_slots: int) -> StepInputs:
-    """The plan's rows as flat arrays, in its bucket. num_slots: slots of the whole pool, all layers."""
-    rows, num_rows = plan.rows, len(plan.rows)
-    inputs = empty_inputs(plan.bucket, num_slots)
-    q_lens = np.array([len(row.token_ids) for row in rows], np.int32)
-    starts = np.array([row.start for row in rows], np.int32)
-    for b, row in enumerate(rows):
-        inputs.page_table[b, : len(row.pages)] = row.pages
-    inputs.cu_q_lens[1 : num_rows + 1] = np.cumsum(q_lens)
-    num_tokens = int(q_lens.sum())
-    inputs.cu_q_lens[num_rows + 1 :] = num_tokens
-    inputs.kv_lens[:num_rows] = starts + q_lens
-    token_rows = np.repeat(np.arange(num_rows), q_lens)
-    positions = np.arange(num_tokens, dtype=np.int32) + (starts - inputs.cu_q_lens[:num_rows])[token_rows]
-    inputs.token_ids[:num_tokens] = np.concatenate([row.token_ids for row in rows])
-    inputs.positions[:num_tokens] = positions
-    pages = inputs.page_table[token_rows, positions // page_size]
-    inputs.write_slots[:num_tokens] = pages * page_size + positions % page_size
-    return inputs
+def empty_step(bucket: Bucket, num_slots: int = 0) -> PackedStep:
+    """A step of padding alone, whose rows are greedy.
+
+    num_slots: slots of the whole pool, all layers; padding slots start there.
+    """
+    buffer = np.zeros(buffer_len(bucket), np.int32)
+    inputs, sampling = split(buffer, bucket)
+    inputs.write_slots[:] = np.arange(num_slots, num_slots + bucket.num_tokens, dtype=np.int32)
+    assert inputs.token_src is not None
+    inputs.token_src[:] = -1
+    sampling.top_p[:] = 1.0
+    return PackedStep(buffer, inputs, sampling)
+
+
+class Packer:
+    """Packs plans. Keeps page tables and sampling values of the last one, since most rows come again as they were.
+
+    num_slots: slots of the whole pool, all layers.
+    """
+
+    def __init__(self, *, page_size: int, num_slots: int) -> None:
+        self._page_size = page_size
+        self._num_slots = num_slots
+        self._page_table: Int32[np.ndarray, "B P"] = np.zeros((0, 0), np.int32)
+        self._row_pages: tuple[np.ndarray, ...] = ()  # what the table's rows were made from
+        self._samplers: tuple[Request | None, ...] = ()  # what the sampling values were made from
+        self._sampling_values: Int32[np.ndarray, " N"] = _NO_PAGES
+
+    def pack(self, plan: StepPlan) -> PackedStep:
+        """The plan's rows in its bucket."""
+        packed = empty_step(plan.bucket, self._num_slots)
+        inputs, num_rows = packed.inputs, len(plan.rows)
+        requests, token_ids, row_starts, row_pages, samples, sources, _ = zip(*plan.rows, strict=True)
+        starts = np.array(row_starts, np.int32)
+        q_lens = np.fromiter(map(len, token_ids), np.int32, num_rows)
+        ends = q_lens.cumsum()
+        num_tokens = int(ends[-1])
+        inputs.cu_q_lens[1 : num_rows + 1] = ends
+        inputs.cu_q_lens[num_rows + 1 :] = num_tokens
+        inputs.kv_lens[:num_rows] = starts + q_lens
+        inputs.token_ids[:num_tokens] = np.concatenate(token_ids)
+        assert inputs.token_src is not None
+        inputs.token_src[ends - q_lens] = [-1 if source is None else source for source in sources]
+        token_rows = np.repeat(np.arange(num_rows), q_lens)
+        positions = np.arange(num_tokens, dtype=np.int32) + (starts - ends + q_lens)[token_rows]
+        inputs.positions[:num_tokens] = positions
+        self._fill_page_table(inputs.page_table, row_pages)
+        pages = inputs.page_table[token_rows, positions // self._page_size]
+        inputs.write_slots[:num_tokens] = pages * self._page_size + positions % self._page_size
+        samplers = requests if all(samples) else tuple(row.request if row.samples else None for row in plan.rows)
+        self._fill_sampling(packed, samplers)
+        return packed
+
+    def _fill_page_table(self, page_table: Int32[Array, "B P"], row_pages: tuple[np.ndarray, ...]) -> None:
+        """Write the rows whose pages are another array than the last time; a plan's arrays never change."""
+        if self._page_table.shape != page_table.shape:
+            self._page_table, self._row_pages = np.zeros(page_table.shape, np.int32), ()
+        for row, (pages, before) in enumerate(zip_longest(row_pages, self._row_pages, fillvalue=_NO_PAGES)):
+            if pages is not before:
+                self._page_table[row, : len(pages)] = pages
+                self._page_table[row, len(pages) : len(before)] = 0
+        self._row_pages = row_pages
+        width = max(map(len, row_pages))
+        page_table[:, :width] = self._page_table[:, :width]
+
+    def _fill_sampling(self, packed: PackedStep, samplers: tuple[Request | None, ...]) -> None:
+        """How each row's next token is chosen. samplers: the request of each row that samples one."""
+        sampling = packed.sampling
+        values = packed.buffer[-_SAMPLING_FIELDS * len(packed.inputs.kv_lens) :]
+        if samplers == self._samplers and len(values) == len(self._sampling_values):
+            values[:] = self._sampling_values
+        else:
+            for row, request in enumerate(samplers):
+                if request is not None and request.sampling.temperature > 0.0:
+                    _fill_sampler(sampling, row, request)
+            self._samplers, self._sampling_values = samplers, values.copy()
+        sampling.position[:] = np.where(sampling.temperature > 0.0, packed.inputs.kv_lens, 0)
+
+
+def _fill_sampler(sampling: SamplingInputs, row: int, request: Request) -> None:
+    """All that stays the same from step to step; a greedy row stays as it is in padding."""
+    params = request.sampling
+    sampling.temperature[row] = min(params.temperature, _MAX_FLOAT32)
+    sampling.top_k[row] = min(max(params.top_k, 0), _MAX_INT32)
+    sampling.top_p[row] = params.top_p
+    sampling.min_p[row] = params.min_p
+    sampling.seed[row] = request.seed & 0xFFFFFFFF, request.seed >> 32
 
 
 def empty_copies(num_rows: int, num_pages: int) -> PageCopies:
@@ -56,32 +162,3 @@ def pack_copies(plan: StepPlan, num_pages: int) -> PageCopies:
     for place, copy in enumerate(plan.copies):
         copies.sources[place], copies.targets[place] = copy.source, copy.target
     return copies
-
-
-def empty_sampling(num_rows: int) -> SamplingInputs:
-    """Greedy rows."""
-    return SamplingInputs(
-        temperature=np.zeros(num_rows, np.float32),
-        top_k=np.zeros(num_rows, np.int32),
-        top_p=np.ones(num_rows, np.float32),
-        min_p=np.zeros(num_rows, np.float32),
-        seed=np.zeros((num_rows, 2), np.uint32),
-        sample_index=np.zeros(num_rows, np.int32),
-        position=np.zeros(num_rows, np.int32),
-    )
-
-
-def pack_sampling(plan: StepPlan) -> SamplingInputs:
-    """How each row's next token is chosen; padding rows, and rows that sample nothing, are greedy."""
-    sampling = empty_sampling(plan.bucket.num_rows)
-    for b, row in enumerate(plan.rows):
-        params = row.request.sampling
-        if not row.samples or params.temperature == 0.0:
-            continue
-        sampling.temperature[b] = min(params.temperature, _MAX_FLOAT32)
-        sampling.top_k[b] = min(max(params.top_k, 0), _MAX_INT32)
-        sampling.top_p[b] = params.top_p
-        sampling.min_p[b] = params.min_p
-        sampling.seed[b] = row.request.seed & 0xFFFFFFFF, row.request.seed >> 32
-        sampling.position[b] = row.end
-    return sampling

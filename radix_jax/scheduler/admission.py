@@ -1,36 +1,68 @@
-"""Pages of the running requests: who gets in, what each may still ask for, and how everything comes back.
+"""Pages of the running requests: who gets in, what each takes, and how everything comes back.
 
-No deadlock: an admitted request has all the pages it can ever need reserved, by count. At every moment
-
-    sum over running requests of pages still to come <= free pages + evictable pages
-
-so no running request ever waits for a page, and each of them ends in a bounded number of steps.
+A request is let in while its known tokens and its whole output fit beside what the running ones are expected to take
+yet (see `budget`). What they take beyond that, the scheduler makes room for by retraction.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+from jaxtyping import Int32
 
-from radix_jax.cache.handles import MatchResult
+from radix_jax.cache.evicted import EvictedSpan
+from radix_jax.cache.handles import MatchResult, PrefixHandle, TailHandle
 from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.plan import PageCopy
 from radix_jax.request import Request
+from radix_jax.scheduler.budget import num_pages_to_come
 from radix_jax.scheduler.request_state import RequestState, num_pages_for
+from radix_jax.scheduler.timeline import Timelines
 
 
 class Admission:
-    """Takes pages from the cache for running requests and gives them back; owns the count of reserved pages.
+    """Takes pages from the cache for running requests, and gives them back.
 
     num_pages: pages of the pool, the null page included.
     enable_prefix_cache: False gives every request pages of its own and shares none.
     """
 
-    def __init__(self, cache: PrefixCache, *, num_pages: int, max_model_len: int, enable_prefix_cache: bool):
+    def __init__(
+        self,
+        cache: PrefixCache,
+        timelines: Timelines,
+        *,
+        num_pages: int,
+        max_model_len: int,
+        enable_prefix_cache: bool,
+    ):
         self._cache = cache
+        self._timelines = timelines
+        self._page_size = cache.page_size
         self._num_usable_pages = num_pages - 1
         self._max_model_len = max_model_len
         self._enable_prefix_cache = enable_prefix_cache
-        self._num_pages_to_come = 0
+        self._donors: list[PrefixHandle | TailHandle] = []  # locked until the plan is made
+        self._fresh_pages: set[int] = set()  # taken in this plan: the copies come before they are written
+
+    @property
+    def page_size(self) -> int:
+        """Tokens a page."""
+        return self._page_size
+
+    @property
+    def num_available(self) -> int:
+        """Pages that are free or evictable."""
+        return self._cache.num_available
+
+    @property
+    def num_protected_tokens(self) -> int:
+        """Cached tokens under a lock."""
+        return self._cache.tree.protected_size
+
+    @property
+    def tree_version(self) -> int:
+        """Rises whenever prefixes come or go."""
+        return self._cache.tree.version
 
     def check_admissible(self, request: Request) -> None:
         """Refuse a request that could never run.
@@ -38,7 +70,7 @@ class Admission:
         Raises:
             ValueError: no prompt, no output, or more tokens than the context or the pool holds.
         """
-        prompt_len, max_tokens, page_size = request.prompt_len, request.max_tokens, self._cache.page_size
+        prompt_len, max_tokens, page_size = request.prompt_len, request.max_tokens, self._page_size
         asked = f"request of {prompt_len} prompt + {max_tokens} output tokens"
         if prompt_len < 1 or max_tokens < 1:
             raise ValueError(f"{asked} has nothing to do; both must be at least 1")
@@ -51,115 +83,172 @@ class Admission:
                 "raise num_pages or shorten it"
             )
 
-    def admit(self, state: RequestState, matched_len: int) -> bool:
-        """Lock the cached prefix of a waiting request and reserve the rest; False where that does not fit.
+    def num_needed(self, state: RequestState, matched_len: int) -> int:
+        """Pages that a waiting request asks for, besides those of the `matched_len` tokens that the cache holds."""
+        return num_pages_to_come(state, 1.0, self._page_size) - matched_len // self._page_size
+
+    def admit(self, state: RequestState, matched_len: int, num_reserved: int) -> bool:
+        """Lock the cached prefix of a waiting request; False where the rest of it does not fit.
 
         matched_len: tokens in whole pages that the cache holds of it now; spares the tree a match for what cannot fit
-        anyway.
+        anyway. num_reserved: pages that the running requests are expected to take yet.
         """
-        if not self._fits(state, matched_len):
+        if self.num_needed(state, matched_len) + num_reserved > self._cache.num_available:
             return False
-        # The last prompt token is computed even when it is cached: its logits give the first output token.
-        prefix_len = state.request.prompt_len - 1 if self._enable_prefix_cache else 0
-        match = self._cache.match_prefix(state.prompt[:prefix_len], state.request.namespace)
-        self._cache.lock(match.handle)
+        match = self._match_and_lock(state)
         # A locked prefix can no longer be evicted to make room, so only now the count is final.
-        if not self._fits(state, match.cached_len):
+        if self.num_needed(state, match.cached_len) + num_reserved > self._cache.num_available:
             self._cache.unlock(match.handle)
             return False
         state.handle = match.handle
-        state.cached_len = state.num_computed = match.cached_len
+        state.num_computed = match.cached_len
         state.append_pages(match.pages)
-        self._num_pages_to_come += state.num_pages_to_come
-        self._plan_copy(state, match)
+        self._plan_copy(state, match, num_reserved)
         return True
 
-    def end_copy(self, state: RequestState) -> bool:
-        """The copy that a request's first step began with is done: let go of the donor. False if there was none."""
-        if state.donor_handle is None:
-            return False
-        self._cache.unlock(state.donor_handle)
-        state.copy = state.donor_handle = None
-        return True
+    def would_fit(
+        self, state: RequestState, matched_len: int, num_reserved: int, without: Sequence[RequestState]
+    ) -> bool:
+        """Whether a waiting request would be admitted if the running ones in `without` gave their pages back.
+
+        Tried out on the locks, since they may share with others that stay, or with the request itself.
+        """
+        handles = [other.handle for other in without if other.handle is not None]
+        num_private = sum(other.num_pages for other in without) - sum(
+            handle.cached_len // self._page_size for handle in handles
+        )
+        num_spare = num_private - num_reserved
+        for handle in handles:
+            self._cache.unlock(handle)
+        fits = self.num_needed(state, matched_len) <= self._cache.num_available + num_spare
+        if fits:
+            match = self._match_and_lock(state)
+            fits = self.num_needed(state, match.cached_len) <= self._cache.num_available + num_spare
+            self._cache.unlock(match.handle)
+        for handle in handles:
+            self._cache.lock(handle)
+        return fits
+
+    def num_missing(self, state: RequestState, end: int) -> int:
+        """Pages that a running request has to take for its tokens [0, end)."""
+        return max(-(-end // self._page_size) - state.num_pages, 0)
 
     def extend(self, state: RequestState, end: int) -> None:
         """Give a running request the pages that its tokens [0, end) need."""
-        num_new = -(-end // self._cache.page_size) - state.num_pages
-        if num_new > 0:
-            state.append_pages(self._cache.allocate(num_new))
-            self._num_pages_to_come -= num_new
+        num_new = self.num_missing(state, end)
+        if num_new:
+            pages = self._allocate([state], [num_new])
+            state.append_pages(pages)
+            self._fresh_pages.update(pages.tolist())
 
-    def insert(self, state: RequestState) -> range:
-        """Share the full pages computed so far; returns the tokens that the request did not share before."""
+    def extend_all(self, states: Sequence[RequestState], num_steps: int) -> None:
+        """Give requests that decode the pages of so many tokens more. Nobody copies from those in the same plan, since
+        decode rows are its last."""
+        if not states:
+            return
+        nums_new = [self.num_missing(state, state.num_computed + num_steps) for state in states]
+        pages = self._allocate(states, nums_new)
+        start = 0
+        for state, num_new in zip(states, nums_new, strict=True):
+            state.append_pages(pages[start : start + num_new])
+            start += num_new
+
+    def has_duplicates(self, state: RequestState, end: int) -> bool:
+        """Whether the tree has pages of tokens [0, end) that the request does not use."""
         assert state.handle is not None
-        start, page_size = state.handle.cached_len, self._cache.page_size
-        end = state.num_computed - state.num_computed % page_size
-        if not self._enable_prefix_cache or end == start:
+        if not self._enable_prefix_cache:
+            return False
+        return self._cache.match_len(state.tokens[:end], state.request.namespace) > state.handle.cached_len
+
+    def insert(self, state: RequestState, end: int) -> range:
+        """Share the full pages of tokens [0, end), which are computed in device order; returns the tokens that the
+        request did not share before."""
+        assert state.handle is not None
+        start = state.handle.cached_len
+        full_len = end - end % self._page_size
+        if not self._enable_prefix_cache or full_len <= start:
             return range(start, start)
-        ids = state.tokens[: state.num_computed]
-        result = self._cache.commit(ids, state.pages, state.handle, state.request.namespace)
+        result = self._cache.commit(state.tokens[:end], state.pages, state.handle, state.request.namespace)
         state.handle = result.handle
         state.replace_pages(result.pages)
-        return range(start, end)
+        return range(start, full_len)
 
     def release(self, state: RequestState) -> None:
-        """Give back all that a running request holds, its reservation included."""
+        """Give back all that a running request holds."""
         assert state.handle is not None
-        had_copy = self.end_copy(state)
-        self._num_pages_to_come -= state.num_pages_to_come
-        # A page that a copy was meant for may never have been written.
-        ids = state.tokens[: state.num_computed] if self._enable_prefix_cache and not had_copy else ()
+        # Beyond the known tokens, a step in flight may compute one more, which nobody will ask for.
+        end = min(state.num_computed, state.num_tokens - 1)
+        ids = state.tokens[:end] if self._enable_prefix_cache else ()
         self._cache.release(state.handle, state.pages, ids, state.request.namespace)
+        state.last_handle = state.handle
         state.drop_pages()
 
+    def end_plan(self) -> None:
+        """The plan is made: its copies come before anything that later plans write, so their donors are let go."""
+        for donor in self._donors:
+            self._cache.unlock(donor)
+        self._donors.clear()
+        self._fresh_pages.clear()
+
     def check_integrity(self, running: Iterable[RequestState]) -> None:
-        """Prove that reservations add up and can be met, and that each page has one owner.
+        """Prove that each page has one owner.
 
         Raises:
             AssertionError: what is off, with the numbers.
         """
-        private, num_to_come = [np.empty(0, np.int32)], 0
+        private = [np.empty(0, np.int32)]
         for state in running:
             assert state.handle is not None, f"running request {state.request_id!r} holds no handle"
-            private.append(state.pages[state.handle.cached_len // self._cache.page_size :])
-            num_to_come += state.num_pages_to_come
-            self._check_copy(state)
-        if num_to_come != self._num_pages_to_come:
-            raise AssertionError(f"{self._num_pages_to_come} pages are reserved, recounted {num_to_come}")
-        if num_to_come > self._cache.num_available:
-            raise AssertionError(f"{num_to_come} pages are reserved, {self._cache.num_available} are available")
+            if state.num_pages * self._page_size < state.num_computed:
+                raise AssertionError(
+                    f"{state.request_id!r} computed {state.num_computed} tokens in {state.num_pages} pages"
+                )
+            private.append(state.pages[state.handle.cached_len // self._page_size :])
+        if self._donors:
+            raise AssertionError(f"{len(self._donors)} donors are locked, and no plan is being made")
         self._cache.check_integrity(np.concatenate(private))
 
-    def _plan_copy(self, state: RequestState, match: MatchResult) -> None:
+    def _allocate(self, states: Sequence[RequestState], nums_new: Sequence[int]) -> Int32[np.ndarray, " P"]:
+        """Pages for some requests. Free ones count for the first of them, evicted ones for the last, and for the very
+        last also what was evicted beyond the need."""
+        num_new = sum(nums_new)
+        num_short = num_new - self._cache.pool.num_free
+        if num_short <= 0:
+            return self._cache.allocate(num_new)
+        spans: list[EvictedSpan] = []
+        num_before = self._cache.num_evicted_pages
+        pages = self._cache.allocate(num_new, spans)
+        num_surplus = self._cache.num_evicted_pages - num_before - num_short
+        for state, num_own in zip(reversed(states), reversed(nums_new), strict=True):
+            num_evicted = min(num_own, num_short)
+            if num_evicted:
+                self._timelines.note_evicted(state.request_id, num_evicted + num_surplus, spans)
+            num_short -= num_evicted
+            num_surplus = 0
+        return pages
+
+    def _match_and_lock(self, state: RequestState) -> MatchResult:
+        # The last known token is computed even when it is cached: its logits give the next token.
+        prefix_len = state.num_tokens - 1 if self._enable_prefix_cache else 0
+        match = self._cache.match_prefix(state.tokens[:prefix_len], state.request.namespace, state.last_handle)
+        state.last_handle = match.handle
+        self._cache.lock(match.handle)
+        return match
+
+    def _plan_copy(self, state: RequestState, match: MatchResult, num_reserved: int) -> None:
         """Continue an admitted request's prefix by a part of a page, copied into a page of its own, if one is cached.
 
-        The donor is locked until the copy is done. It may be what others were to evict; then nothing is copied.
+        The donor is locked until the plan is made. It may be what others were to evict, or be written by this very
+        plan; then nothing is copied.
         """
-        if match.donor_handle is None:
+        if match.donor_handle is None or match.donor_page in self._fresh_pages:
             return
         assert match.donor_page is not None
         self._cache.lock(match.donor_handle)
-        if self._num_pages_to_come > self._cache.num_available:
+        if num_pages_to_come(state, 1.0, self._page_size) + num_reserved > self._cache.num_available:
             self._cache.unlock(match.donor_handle)
             return
+        self._donors.append(match.donor_handle)
         self.extend(state, match.cached_len + 1)
         state.copy = PageCopy(match.donor_page, int(state.pages[-1]), match.donor_len)
-        state.donor_handle = match.donor_handle
-        state.cached_len = state.num_computed = match.cached_len + match.donor_len
-
-    def _check_copy(self, state: RequestState) -> None:
-        if (state.copy is None) != (state.donor_handle is None):
-            raise AssertionError(f"{state.request_id!r} has only one of copy {state.copy} and {state.donor_handle}")
-        if state.copy is None or state.donor_handle is None or state.handle is None:
-            return
-        if not state.donor_handle.num_locks:
-            raise AssertionError(f"{state.request_id!r} copies page {state.copy.source}, which is not locked")
-        covered_len, page_size = state.handle.cached_len, self._cache.page_size
-        if state.copy.target != state.pages[covered_len // page_size] or not (
-            0 < state.copy.num_tokens == state.num_computed - covered_len < page_size
-        ):
-            raise AssertionError(f"{state.request_id!r} with {state.num_computed} tokens computed plans {state.copy}")
-
-    def _fits(self, state: RequestState, cached_len: int) -> bool:
-        num_new = state.num_pages_to_come - cached_len // self._cache.page_size
-        return self._num_pages_to_come + num_new <= self._cache.num_available
+        state.num_computed = match.cached_len + match.donor_len

@@ -35,6 +35,11 @@ class Buckets:
             for rows in sorted({MIN_ROWS, row_counts[-1]})
         )
 
+    @property
+    def max_rows(self) -> int:
+        """Rows of the largest bucket."""
+        return self._decode[-1].num_rows
+
     def for_decode(self, num_rows: int) -> Bucket:
         """The smallest decode bucket that holds `num_rows` rows.
 

@@ -1,11 +1,12 @@
 """RequestState: what the scheduler keeps of one request, from its arrival to its end."""
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
 
-from radix_jax.cache.handles import PrefixHandle, TailHandle
+from radix_jax.cache.handles import PrefixHandle
 from radix_jax.cache.keys import namespace_key
 from radix_jax.plan import PageCopy
 from radix_jax.request import FinishReason, Request
@@ -16,35 +17,57 @@ def num_pages_for(prompt_len: int, max_tokens: int, page_size: int) -> int:
     return -(-(prompt_len + max_tokens - 1) // page_size)
 
 
+class Ticket(NamedTuple):
+    """When a request came, in passes and in prompt tokens that the scheduler had computed."""
+
+    joined_pass: int
+    num_prefill_tokens: int
+
+
 class RequestState:
     """Progress of one request. Only the scheduler changes it; others read.
 
     tokens: int32 [prompt_len + max_tokens], the prompt and behind it the output; num_tokens of them are known.
-    num_computed: tokens whose KV is in the pool.
+    num_computed: tokens whose KV is in the pool once the steps planned so far have run.
+    num_pending: tokens that planned steps sample and that the host does not know yet.
+    pages: page table, the pages that hold this request's tokens, from its first one on; num_pages of them. The array
+        itself never changes: plans hold it.
+    source: the row of the last plan that samples the pending token.
     cached_len: prompt tokens that the cache held at the first admission, copied ones included; 0 before it.
     handle: the locked prefix in the tree, None while waiting; pages of its handle.cached_len tokens are the tree's.
-    copy, donor_handle: from admission until the end of the first step, if that begins with the copy of a part of a
-        cached page: the copy, and the lock on what it reads; else None.
-    finish_reason, stop_reason: None while unfinished; stop_reason is the id that stopped the request.
+    last_handle: of the last match, to match from again; None before the first.
+    copy: what the request's next row begins with, until that row is planned.
+    num_retractions: times that its pages were taken away.
+    ticket: when it came, as the waiting queue counts; keeps its seniority through retractions.
+    queued_s, admitted_s: the caller's clock on arrival and at the first admission; None before it.
+    finish_reason, stop_reason: None while unfinished; stop_reason is the id that stopped the request, or which time-out
+        ended it.
     """
 
     __slots__ = (
         "_page_buffer",
+        "admitted_s",
         "cached_len",
         "copy",
-        "donor_handle",
         "finish_reason",
         "handle",
+        "last_handle",
         "namespace_key",
         "num_computed",
         "num_pages",
+        "num_pending",
+        "num_retractions",
         "num_tokens",
+        "pages",
+        "queued_s",
         "request",
+        "source",
         "stop_reason",
+        "ticket",
         "tokens",
     )
 
-    def __init__(self, request: Request, page_size: int):
+    def __init__(self, request: Request, page_size: int, now: float = 0.0):
         max_len = request.prompt_len + request.max_tokens
         max_pages = num_pages_for(request.prompt_len, request.max_tokens, page_size)
         self.request = request
@@ -53,14 +76,21 @@ class RequestState:
         self.tokens[: request.prompt_len] = request.token_ids
         self.num_tokens: int = request.prompt_len
         self.num_computed: int = 0
+        self.num_pending: int = 0
+        self.source: int = 0
         self.cached_len: int = 0
-        self._page_buffer: Int32[np.ndarray, " P"] = np.empty(max_pages, np.int32)
+        self._page_buffer: Int32[np.ndarray, " P"] = np.empty(max_pages, np.int32)  # never changed below num_pages
+        self.pages: Int32[np.ndarray, " P"] = self._page_buffer[:0]
         self.num_pages: int = 0
         self.handle: PrefixHandle | None = None
+        self.last_handle: PrefixHandle | None = None
         self.copy: PageCopy | None = None
-        self.donor_handle: PrefixHandle | TailHandle | None = None
+        self.num_retractions: int = 0
+        self.ticket: Ticket | None = None
+        self.queued_s: float = now
+        self.admitted_s: float | None = None
         self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | None = None
+        self.stop_reason: int | str | None = None
 
     @property
     def request_id(self) -> str:
@@ -73,33 +103,47 @@ class RequestState:
         return self.tokens[: self.request.prompt_len]
 
     @property
+    def known(self) -> Int32[np.ndarray, " T"]:
+        """Ids of the prompt and of what was generated so far: what has to be computed before the next token."""
+        return self.tokens[: self.num_tokens]
+
+    @property
     def output_ids(self) -> Int32[np.ndarray, " T"]:
         """Ids generated so far."""
         return self.tokens[self.request.prompt_len : self.num_tokens]
 
     @property
-    def pages(self) -> Int32[np.ndarray, " P"]:
-        """Page table: the pages that hold this request's tokens, from its first one on."""
-        return self._page_buffer[: self.num_pages]
+    def num_outputs(self) -> int:
+        """Tokens generated so far."""
+        return self.num_tokens - self.request.prompt_len
 
     @property
-    def num_pages_to_come(self) -> int:
-        """Pages that the request may still ask for."""
-        return len(self._page_buffer) - self.num_pages
+    def num_to_sample(self) -> int:
+        """Tokens that may still be sampled, by steps that are not planned yet."""
+        return len(self.tokens) - self.num_tokens - self.num_pending
+
+    @property
+    def max_pages(self) -> int:
+        """Pages that the request fills at most."""
+        return len(self._page_buffer)
 
     def append_pages(self, pages: Int32[np.ndarray, " P"]) -> None:
         """Extend the page table."""
-        self._page_buffer[self.num_pages : self.num_pages + len(pages)] = pages
-        self.num_pages += len(pages)
+        end = self.num_pages + len(pages)
+        self._page_buffer[self.num_pages : end] = pages
+        self.pages, self.num_pages = self._page_buffer[:end], end
 
     def replace_pages(self, pages: Int32[np.ndarray, " P"]) -> None:
         """Name other pages that hold the same KV, as many as before."""
-        self._page_buffer[: self.num_pages] = pages
+        num_pages = self.num_pages
+        self._forget_pages()
+        self.append_pages(pages[:num_pages])
 
     def drop_pages(self) -> None:
         """Forget pages and handle: they were given back."""
-        self.num_pages = 0
-        self.handle = None
+        self._forget_pages()
+        self.num_computed = 0
+        self.handle = self.copy = None
 
     def append_token(self, token_id: int) -> None:
         """Append a generated token; finish where it is a stop id or the last one allowed."""
@@ -109,3 +153,7 @@ class RequestState:
             self.finish_reason, self.stop_reason = "stop", token_id
         elif self.num_tokens == len(self.tokens):
             self.finish_reason = "length"
+
+    def _forget_pages(self) -> None:
+        self._page_buffer = np.empty(self.max_pages, np.int32)
+        self.pages, self.num_pages = self._page_buffer[:0], 0

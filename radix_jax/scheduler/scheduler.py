@@ -1,82 +1,93 @@
 """Scheduler: who runs in the next step, and what a step's tokens change. Host bookkeeping alone, no device."""
 
 import types
+from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Int32
 
-from radix_jax.cache.errors import OutOfPages
 from radix_jax.cache.prefix_cache import PrefixCache
+from radix_jax.config import SchedulerLimits, check_int
 from radix_jax.plan import StepPlan, StepRow
 from radix_jax.request import Request
 from radix_jax.scheduler.admission import Admission
 from radix_jax.scheduler.buckets import Buckets
-from radix_jax.scheduler.policy import policy_by_name
+from radix_jax.scheduler.budget import NewTokenRatio
+from radix_jax.scheduler.errors import QueueFull
+from radix_jax.scheduler.explanation import Explanation, explain
+from radix_jax.scheduler.integrity import check_requests
+from radix_jax.scheduler.policy import Rule, make_policy
+from radix_jax.scheduler.prefill import Prefill
 from radix_jax.scheduler.request_state import RequestState
+from radix_jax.scheduler.retraction import retraction_order
+from radix_jax.scheduler.running import RunningBatch
 from radix_jax.scheduler.stats import SchedulerStats
-from radix_jax.scheduler.waiting import WaitingEntry, WaitingQueue
+from radix_jax.scheduler.timeline import Timelines
+from radix_jax.scheduler.timeouts import overdue
+from radix_jax.scheduler.waiting import WaitingQueue
+
+MAX_PLANS_IN_FLIGHT = 2
+Tokens = Int32[np.ndarray, " B"] | Int32[np.ndarray, "B steps"]
 
 
 class Scheduler:
     """Continuous batching over a prefix cache: `plan()`, run the plan, `commit(plan, tokens)`, and again.
 
-    A step is a prefill step while there are prompts to compute, else a decode step of all running requests.
+    A step is a prefill step while there are prompts to compute, else a decode step of all running requests; every
+    `max_consecutive_prefills` prefill steps a decode step comes between. With `mixed_steps` both are in one.
 
-    Order: the policy's. The first request in that order that does not fit the pool ends the pass: nothing behind it is
-    let through, so that small requests do not starve a large one. One exception: a request whose next page is being
-    computed by another one right now is left for the step in which that page is in the tree.
+    Overlap: `plan()` may be called once more before the plan before it is committed. Its rows then name, instead of a
+    token that is not known yet, the row of the plan before that samples it. Every plan that is returned must run, and
+    plans run in their order: the tree names the pages of a plan as soon as it is made, and a page that is given back
+    may be taken by the next plan. An end that only the token's value shows is seen one plan late; the surplus token is
+    dropped, and its page given back at once.
 
-    num_pages: pages of the pool, the null page included. max_prefill_tokens: tokens of one prefill step; a longer
-    prompt is cut at a page, one unfinished prompt at a time.
+    Memory: requests are let in for less than they may need in the end (see `budget`). Where the pool falls short, some
+    are retracted: they wait again, with their output so far.
 
-    Partial pages: where the tree names donors, a request starts with its first step behind what is copied from one.
-    Order, what fits in a step, and who is left for a later one go by whole pages alone: a request computes no more than
-    it would without donors, but may compute a part of a page that another one computes in the same step.
+    timelines: to go on with, of a scheduler before this one.
 
     Raises:
-        ValueError: an unknown policy, a limit below 1, or max_prefill_tokens below page_size.
+        ValueError: an unknown policy, or max_prefill_tokens below page_size.
     """
 
     def __init__(
         self,
-        *,
-        page_size: int,
-        num_pages: int,
-        max_model_len: int,
-        max_running_requests: int,
-        max_prefill_tokens: int,
-        schedule_policy: str,
         cache: PrefixCache,
-        enable_prefix_cache: bool,
         buckets: Buckets,
+        limits: SchedulerLimits,
+        *,
+        max_model_len: int,
+        schedule_policy: str | Rule = "lpm",
+        enable_prefix_cache: bool = True,
+        seed: int = 0,
+        timelines: Timelines | None = None,
     ):
-        if page_size != cache.page_size or num_pages != cache.pool.num_pages:
+        if limits.max_prefill_tokens < cache.page_size:
             raise ValueError(
-                f"page_size={page_size}, num_pages={num_pages} differ from the cache's {cache.page_size} and "
-                f"{cache.pool.num_pages}; give both the same"
+                f"max_prefill_tokens={limits.max_prefill_tokens} is below page_size={cache.page_size}, the least share "
+                "of a prompt; raise max_prefill_tokens or lower page_size"
             )
-        if max_running_requests < 1:
-            raise ValueError(f"max_running_requests={max_running_requests} is below its least value 1")
-        if max_prefill_tokens < page_size:
-            raise ValueError(
-                f"max_prefill_tokens={max_prefill_tokens} is below page_size={page_size}, the least share of a prompt; "
-                "raise max_prefill_tokens or lower page_size"
-            )
-        self._page_size = page_size
-        self._max_running_requests = max_running_requests
-        self._max_prefill_tokens = max_prefill_tokens
+        self._page_size = cache.page_size
+        self._limits = limits
         self._cache = cache
         self._buckets = buckets
+        self._timelines = timelines or Timelines()
         self._admission = Admission(
-            cache, num_pages=num_pages, max_model_len=max_model_len, enable_prefix_cache=enable_prefix_cache
+            cache,
+            self._timelines,
+            num_pages=cache.pool.num_pages,
+            max_model_len=max_model_len,
+            enable_prefix_cache=enable_prefix_cache,
         )
-        self._waiting = WaitingQueue(policy_by_name(schedule_policy), cache if enable_prefix_cache else None)
-        self._running: dict[str, RequestState] = {}
+        self._waiting = WaitingQueue(make_policy(schedule_policy, seed), cache if enable_prefix_cache else None)
+        self._running = RunningBatch(self._admission, self._waiting, cache.page_size)
+        self._prefill = Prefill(self._waiting, self._running, self._admission, limits, self._timelines, self._retract)
+        self._ratio = NewTokenRatio()
         self._states: dict[str, RequestState] = {}
-        self._unfinished_prompt: RequestState | None = None
-        self._plan_in_flight: StepPlan | None = None
-        self._admission_may_succeed = True
+        self._in_flight: deque[StepPlan] = deque()
+        self._num_prefills_in_row = 0
         self._stats = SchedulerStats()
 
     @property
@@ -86,7 +97,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that were not admitted yet."""
+        """Requests that wait: not admitted yet, or retracted."""
         return len(self._waiting)
 
     @property
@@ -117,238 +128,261 @@ class Scheduler:
         """
         self._admission.check_admissible(request)
 
-    def add(self, request: Request) -> RequestState:
-        """Queue a request.
+    def add(self, request: Request, now: float = 0.0) -> RequestState:
+        """Queue a request. now: the caller's clock, in seconds.
 
         Raises:
-            ValueError: as `check_admissible`, or the id is in use.
+            ValueError: as `check_admissible`, the id is in use, or this very request ended while its step still runs.
+            QueueFull: max_queued_requests wait already.
         """
         self.check_admissible(request)
         if request.request_id in self._states:
             raise ValueError(f"request_id {request.request_id!r} is in use by an unfinished request; use another one")
-        state = RequestState(request, self._page_size)
-        self._waiting.add(state)
+        if any(row.request is request for plan in self._in_flight for row in plan.rows):
+            raise ValueError(f"request {request.request_id!r} ended while its step runs; make a new Request of it")
+        most = self._limits.max_queued_requests
+        if most is not None and len(self._waiting) >= most:
+            raise QueueFull(f"{len(self._waiting)} requests wait, max_queued_requests={most}; try again later")
+        state = RequestState(request, self._page_size, now)
+        state.ticket = self._waiting.add(state, self._stats.num_prefill_tokens)
         self._states[state.request_id] = state
-        self._admission_may_succeed = True
+        self._timelines.at(now)
+        self._timelines.begin(state.request_id, request.priority)
+        self._prefill.retry()
         return state
 
-    def abort(self, request_id: str) -> RequestState | None:
+    def abort(self, request_id: str, now: float | None = None) -> RequestState | None:
         """End a request, wherever it stands, and give back what it holds; None if there is none of that id.
 
-        Between `plan` and `commit` too: the step's result for it is then dropped.
+        Between `plan` and `commit` too: the step's result for it is then dropped. now: as in `commit`.
         """
         state = self._states.get(request_id)
-        if state is None:
-            return None
-        if request_id in self._waiting:
-            self._waiting.remove(request_id)
-            del self._states[request_id]
-        else:
-            self._leave(state)
-        self._admission_may_succeed = True
-        state.finish_reason = "abort"
-        self._stats.num_aborted += 1
+        if state is not None:
+            self._timelines.at(now)
+            self._abort(state, None)
         return state
 
-    def plan(self) -> StepPlan | None:
-        """What to compute next; None if nothing is left to do.
+    def expire(self, now: float) -> list[RequestState]:
+        """Abort the requests whose time is over by the caller's clock; `stop_reason` names the limit."""
+        late = overdue(self._states.values(), self._limits, now)
+        for state, limit in late:
+            self._timelines.at(now)
+            self._abort(state, limit)
+        self._stats.num_timed_out += len(late)
+        return [state for state, _ in late]
+
+    def plan(self, now: float = 0.0, max_steps: int = 1) -> StepPlan | None:
+        """What to compute next; None if nothing is left to do, or nothing before the plan in flight is committed.
+
+        now: the caller's clock, in seconds. max_steps: steps that a decode plan may span; more than one only where
+        nothing is in flight, nobody could be let in meanwhile, and no request reaches its last token before the end.
 
         Raises:
-            RuntimeError: the plan before was not committed.
+            ValueError: max_steps below 1. RuntimeError: two plans are in flight already.
             OutOfPages: nothing runs, and yet no waiting request fits: others than requests hold locks.
         """
-        if self._plan_in_flight is not None and any(self._state_of(row) for row in self._plan_in_flight.rows):
-            raise RuntimeError("the plan before was not committed; commit it, or abort its requests")
-        rows = self._prefill_rows()
-        if rows:
-            num_tokens = sum(len(row.token_ids) for row in rows)
-            plan = StepPlan("prefill", tuple(rows), self._buckets.for_prefill(num_tokens, len(rows)))
-        elif self._running:
-            rows = [self._row(state, state.num_tokens) for state in self._running.values()]
-            plan = StepPlan("decode", tuple(rows), self._buckets.for_decode(len(rows)))
-        else:
-            plan = None
-            self._check_nothing_waits()
-        self._plan_in_flight = plan
+        check_int("max_steps", max_steps, at_least=1)
+        if len(self._in_flight) == MAX_PLANS_IN_FLIGHT:
+            raise RuntimeError(f"{MAX_PLANS_IN_FLIGHT} plans are not committed; commit the older one first")
+        self._timelines.begin_plan(now)
+        plan = self._make_plan(max_steps)
+        self._admission.end_plan()
+        if plan is not None:
+            self._in_flight.append(plan)
+            self._timelines.end_plan()
+        elif not self._in_flight:
+            self._prefill.check_not_stuck()
         return plan
 
-    def commit(self, plan: StepPlan, tokens: Int32[np.ndarray, " B"]) -> list[RequestState]:
+    def commit(self, plan: StepPlan, tokens: Tokens, now: float | None = None) -> list[RequestState]:
         """Take over what a step computed.
 
-        tokens: one a row of the plan, in its order; ignored for rows that sample none.
+        tokens: one a row of the plan, in its order, or so many as the plan has steps; ignored for rows that sample
+            none. now: the caller's clock, for `explain`; None: as it was told last.
 
         Returns the requests that got a token, finished ones (see finish_reason) included.
 
         Raises:
-            ValueError: not the plan in flight, or another number of tokens than rows.
+            ValueError: not the oldest plan in flight, or another number of tokens than rows and steps.
         """
-        if plan is not self._plan_in_flight:
-            raise ValueError("this plan is not in flight; commit the last plan, once")
-        if len(tokens) != len(plan.rows):
-            raise ValueError(f"{len(tokens)} tokens for {len(plan.rows)} rows; give one a row, padding left out")
-        self._plan_in_flight = None
+        if not self._in_flight or plan is not self._in_flight[0]:
+            raise ValueError("this plan is not the oldest in flight; commit each plan once, in their order")
+        if tokens.shape not in ((len(plan.rows), plan.num_steps), (len(plan.rows),) if plan.num_steps == 1 else ()):
+            raise ValueError(
+                f"tokens of shape {tokens.shape} for {len(plan.rows)} rows and {plan.num_steps} steps; give one a row "
+                "and step, padding left out"
+            )
+        self._in_flight.popleft()
+        self._timelines.begin_commit(now, len(self._in_flight))
         self._stats.count_step(plan)
+        if plan.kind != "prefill":
+            self._ratio.count_decode_steps(plan.num_steps)
+        for row in plan.rows[: plan.num_prompt_rows]:
+            state = self._running.state_of(row)
+            if state is not None and self._running.share(state, row.end):
+                self._prefill.retry()
+            if state is not None and row.samples and not state.num_outputs:
+                self._timelines.note(state.request_id, "first token")
         changed = []
-        for row, token_id in zip(plan.rows, tokens.tolist(), strict=True):
-            state = self._state_of(row)
-            if state is None:
-                continue
-            if self._admission.end_copy(state):
-                self._admission_may_succeed = True  # what its donor kept from eviction is there again
-            state.num_computed = row.end
-            if plan.kind == "prefill":
-                self._share(state)
-            if row.samples:
-                self._append(state, token_id)
+        for row, new_tokens in zip(plan.rows, tokens.reshape(len(plan.rows), plan.num_steps).tolist(), strict=True):
+            state = self._running.state_of(row) if row.samples else None
+            if state is not None:
+                state.num_pending -= plan.num_steps
+                self._append(state, new_tokens)
                 changed.append(state)
+        if not self._running:
+            self._ratio.reset()
         return changed
 
+    def is_live(self, plan: StepPlan) -> bool:
+        """Whether any request of a plan still runs, so that its tokens matter."""
+        return any(self._running.state_of(row) is not None for row in plan.rows)
+
+    def explain(self, request_id: str) -> Explanation:
+        """Why a request waits or waited, and what happened to it.
+
+        Raises:
+            KeyError: no request of that id, or it ended too long ago. TypeError: what a rule of one's own raises.
+        """
+        parts = self._timelines, self._waiting, self._running, self._admission, self._ratio
+        return explain(request_id, self._states.get(request_id), *parts)
+
     def reset(self) -> None:
-        """Drop every request, give back what they hold, and start the counts anew. What is cached stays."""
-        for state in self._running.values():
-            self._admission.release(state)
+        """Drop every request, give back what they hold, and start the counts anew. What is cached stays; plans in
+        flight count as run."""
         self._running.clear()
         self._waiting.clear()
         self._states.clear()
-        self._unfinished_prompt = None
-        self._plan_in_flight = None
-        self._admission_may_succeed = True
+        self._timelines.end_all("dropped")
+        self._in_flight.clear()
+        self._prefill.retry()
+        self._ratio.reset()
         self._stats = SchedulerStats()
 
     def check_integrity(self) -> None:
-        """Prove the invariants: who is where, matched lengths, reservations, one owner a page.
+        """Prove the invariants: who is where, matched lengths, one owner a page.
 
         Raises:
             AssertionError: what is off.
         """
-        if len(self._states) != len(self._waiting) + len(self._running):
-            raise AssertionError(
-                f"{len(self._states)} requests, {len(self._waiting)} waiting and {len(self._running)} running"
-            )
-        if len(self._running) > self._max_running_requests:
-            raise AssertionError(f"{len(self._running)} running, max_running_requests={self._max_running_requests}")
-        if self._plan_in_flight is None:
-            for state in self._running.values():
-                if state.num_computed != state.num_tokens - 1 and state is not self._unfinished_prompt:
-                    raise AssertionError(
-                        f"{state.request_id!r} computed {state.num_computed} of {state.num_tokens} tokens"
-                    )
-                if state.copy is not None:
-                    raise AssertionError(f"{state.request_id!r} keeps {state.copy}, and no step is in flight")
-        self._waiting.check_integrity()
-        self._admission.check_integrity(self._running.values())
+        parts = self._waiting, self._running, self._admission, self._limits
+        check_requests(self._states, *parts, in_flight=bool(self._in_flight))
 
-    def _state_of(self, row: StepRow) -> RequestState | None:
-        """The row's request, unless it was aborted."""
-        state = self._running.get(row.request.request_id)
-        return state if state is not None and state.request is row.request else None
+    def _make_plan(self, max_steps: int) -> StepPlan | None:
+        ready = self._make_room()
+        if ready is None:
+            return None
+        num_retractions = self._stats.num_retractions
+        prompt_rows: list[StepRow] = []
+        mixed = self._limits.mixed_steps and len(ready) + self._page_size <= self._limits.max_prefill_tokens
+        if mixed or not ready or self._num_prefills_in_row < self._limits.max_consecutive_prefills:
+            num_tokens = self._limits.max_prefill_tokens - (len(ready) if mixed else 0)
+            prompt_rows = self._prefill.rows(num_tokens, self._ratio, self._stats, may_retract=not self._in_flight)
+            if self._prefill.needs_commit and not prompt_rows:
+                return None
+            if self._stats.num_retractions != num_retractions:
+                planned = {row.request.request_id for row in prompt_rows}
+                ready = [state for state in self._running.decoding() if state.request_id not in planned]
+        if prompt_rows and not mixed:
+            self._num_prefills_in_row += bool(ready)
+            return self._finish_plan(prompt_rows, [], 1)
+        self._num_prefills_in_row = 0
+        num_steps = 1 if prompt_rows else self._num_steps(ready, max_steps)
+        decode_rows = self._running.decode_rows(ready, num_steps, len(prompt_rows))
+        return self._finish_plan(prompt_rows, decode_rows, num_steps)
 
-    def _check_nothing_waits(self) -> None:
-        """With nothing running, every request that was let in fits, unless somebody else keeps pages."""
-        if not len(self._waiting):
-            return
-        self._admission_may_succeed = True
-        raise OutOfPages(
-            f"{len(self._waiting)} requests wait, none runs, and the next one does not fit: "
-            f"{self._cache.tree.protected_size} cached tokens are locked by others than requests; unlock those, or "
-            "raise num_pages"
-        )
-
-    def _prefill_rows(self) -> list[StepRow]:
-        rows: list[StepRow] = []
-        num_left = self._max_prefill_tokens
-        if self._unfinished_prompt is not None:
-            rows.append(self._prompt_row(self._unfinished_prompt, num_left))
-            num_left -= len(rows[0].token_ids)
-        num_before = len(self._running)
-        if len(self._waiting) and self._admission_may_succeed:
-            self._admit_waiting(rows, num_left)
-        if len(self._running) > num_before:
-            self._waiting.end_pass()
-        return rows
-
-    def _admit_waiting(self, rows: list[StepRow], num_left: int) -> None:
-        """Admit requests in order, and add their rows, while rows, tokens and pages last."""
-        if len(self._running) == self._max_running_requests or num_left == 0:
-            return
-        computing = [self._running[row.request.request_id] for row in rows]
-        for entry in self._waiting.in_order():
-            if any(self._waiting.would_repeat(entry, other) for other in computing):
-                continue
-            if not self._tokens_suffice(entry, num_left):
-                return
-            if not self._admission.admit(entry.state, entry.matched_len):
-                # Until a request ends or comes, or the tree grows, the same pass would end in the same way.
-                self._admission_may_succeed = False
-                return
-            self._enter(entry.state)
-            rows.append(self._prompt_row(entry.state, num_left))
-            computing.append(entry.state)
-            num_left -= len(rows[-1].token_ids)
-            if len(self._running) == self._max_running_requests or num_left == 0:
-                return
-
-    def _tokens_suffice(self, entry: WaitingEntry, num_left: int) -> bool:
-        """Whether the rest of the step takes the whole prompt, or a page of it.
-
-        An unfinished prompt leaves less than a page, so there is never a second one.
-        """
-        return num_left >= min(self._page_size, entry.state.request.prompt_len - entry.matched_len)
-
-    def _prompt_row(self, state: RequestState, num_left: int) -> StepRow:
-        """As much of the prompt as `num_left` tokens allow, up to its end or to a page."""
-        end = state.num_computed + num_left
-        if end < state.request.prompt_len:
-            end -= end % self._page_size
-            self._unfinished_prompt = state
+    def _finish_plan(self, prompt_rows: list[StepRow], decode_rows: list[StepRow], num_steps: int) -> StepPlan | None:
+        rows = (*prompt_rows, *decode_rows)
+        if not rows:
+            return None
+        if prompt_rows:
+            bucket = self._buckets.for_prefill(sum(len(row.token_ids) for row in rows), len(rows))
+            kind = "mixed" if decode_rows else "prefill"
         else:
-            end = state.request.prompt_len
-            if self._unfinished_prompt is state:
-                self._unfinished_prompt = None
-        return self._row(state, end)
+            bucket, kind = self._buckets.for_decode(len(rows)), "decode"
+        for place, row in enumerate(prompt_rows):
+            if row.samples:
+                state = self._running.get(row.request.request_id)
+                assert state is not None
+                state.num_pending += 1
+                state.source = place
+        return StepPlan(kind, rows, bucket, len(prompt_rows), num_steps)
 
-    def _row(self, state: RequestState, end: int) -> StepRow:
-        """Tokens from the first one not computed up to `end`; copies, so that the plan stays as it is."""
-        self._admission.extend(state, end)
-        start = state.num_computed
-        return StepRow(
-            request=state.request,
-            token_ids=state.tokens[start:end].copy(),
-            start=start,
-            pages=state.pages.copy(),
-            samples=end == state.num_tokens,
-            copy=state.copy,
+    def _num_steps(self, ready: list[RequestState], max_steps: int) -> int:
+        """Steps during which nobody comes or goes, as far as is known, and that the pool has pages for."""
+        if max_steps == 1 or not ready or self._in_flight:
+            return 1
+        blocked = len(self._running) == self._limits.max_running_requests or (
+            self._prefill.refusal is not None and self._ratio.is_least
         )
+        waits = (len(self._waiting) and not blocked) or self._running.unfinished is not None
+        needs_values = any(state.request.needs_values for state in ready)
+        if waits or needs_values:
+            return 1
+        num_steps = min(max_steps, *(state.num_to_sample for state in ready))
+        while num_steps > 1 and self._running.num_missing(ready, num_steps) > self._admission.num_available:
+            num_steps //= 2
+        return num_steps
 
-    def _enter(self, state: RequestState) -> None:
-        """Count an admitted request as running."""
-        self._waiting.remove(state.request_id)
-        self._running[state.request_id] = state
-        self._stats.num_prompt_tokens += state.request.prompt_len
-        self._stats.num_cached_tokens += state.num_computed
+    def _make_room(self) -> list[RequestState] | None:
+        """Who decodes next, once so many are retracted that the others' next step has its pages. None: nobody can be
+        retracted before the plan in flight is committed."""
+        ready = self._running.decoding()
+        while self._is_short(ready) and len(self._running):
+            if self._in_flight:
+                return None
+            self._retract(retraction_order(self._running)[0])
+            self._ratio.note_retraction(self._running)
+            ready = self._running.decoding()
+        return ready
+
+    def _is_short(self, ready: list[RequestState]) -> bool:
+        """Whether the next step of all takes more pages than there are."""
+        num_available = self._admission.num_available
+        unfinished = self._running.unfinished
+        if unfinished is not None:
+            end = min(unfinished.num_computed + self._limits.max_prefill_tokens, unfinished.num_tokens)
+            num_available -= self._admission.num_missing(unfinished, end)
+        # A decode step takes one page a row at most, which spares counting them as a rule.
+        return len(ready) > num_available and self._running.num_missing(ready, 1) > num_available
+
+    def _retract(self, state: RequestState, other: str | None = None) -> None:
+        """Take a running request's pages away, for the request `other` or since the pool is short; it waits again. What
+        is computed of it stays in the tree for now."""
+        self._timelines.note(state.request_id, "retracted", detail=other)
+        self._running.share(state, state.num_computed)
+        self._running.leave(state)
+        state.num_retractions += 1
+        self._stats.num_retractions += 1
+        self._waiting.add(state, ticket=state.ticket)
+
+    def _abort(self, state: RequestState, limit: str | None) -> None:
+        """End a request early; limit: the time-out that did."""
+        if state.request_id in self._waiting:
+            self._waiting.remove(state.request_id)
+            del self._states[state.request_id]
+            self._prefill.retry()
+        else:
+            self._leave(state)
+        state.finish_reason, state.stop_reason = "abort", limit
+        self._timelines.end(state.request_id, limit or "abort")
+        self._stats.num_aborted += 1
 
     def _leave(self, state: RequestState) -> None:
         """Give back what a running request holds, and forget it."""
-        self._admission.release(state)
-        del self._running[state.request_id]
+        self._running.leave(state)
         del self._states[state.request_id]
-        if self._unfinished_prompt is state:
-            self._unfinished_prompt = None
-        self._admission_may_succeed = True
+        self._prefill.retry()
 
-    def _share(self, state: RequestState) -> None:
-        """Give the full pages computed so far to the tree, and tell those who wait for them."""
-        version = self._cache.tree.version
-        tokens = self._admission.insert(state)
-        if tokens:
-            self._waiting.note_inserted(state, tokens, self._cache.tree.version - version)
-            self._admission_may_succeed = True
-
-    def _append(self, state: RequestState, token_id: int) -> None:
-        """Append a token. At the end, share the output too: its nodes begin at the prompt's last full page."""
-        state.append_token(token_id)
-        self._stats.num_output_tokens += 1
-        if state.finish_reason is not None:
-            self._share(state)
-            self._leave(state)
-            self._stats.num_finished += 1
+    def _append(self, state: RequestState, token_ids: list[int]) -> None:
+        """Append tokens up to the request's end. There, share the output too: its nodes begin at the prompt's last full
+        page. The last token has no KV that anybody may count on."""
+        for token_id in token_ids:
+            state.append_token(token_id)
+            self._stats.num_output_tokens += 1
+            if state.finish_reason is not None:
+                self._running.share(state, state.num_tokens - 1)
+                self._leave(state)
+                self._timelines.end(state.request_id, state.finish_reason)
+                self._stats.num_finished += 1
+                return

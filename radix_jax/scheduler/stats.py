@@ -6,7 +6,7 @@ from radix_jax.plan import StepKind, StepPlan
 
 
 def _zeros() -> dict[StepKind, int]:
-    return {"prefill": 0, "decode": 0}
+    return {"prefill": 0, "decode": 0, "mixed": 0}
 
 
 @dataclass
@@ -15,9 +15,11 @@ class SchedulerStats:
 
     num_prompt_tokens, num_cached_tokens: of admitted requests, each counted once, at its first admission; their
         quotient is the hit rate.
-    num_prefill_tokens: prompt tokens computed. num_output_tokens: tokens appended to requests.
+    num_prefill_tokens: prompt tokens computed, and after a retraction known outputs too.
+    num_output_tokens: tokens appended to requests.
     num_steps, num_tokens, num_padded_tokens: by kind of step; num_padded_tokens counts the bucket, padding included.
-    num_finished: ended by stop or length. num_aborted: ended by abort, waiting ones too.
+    num_finished: ended by stop or length. num_aborted: ended by abort, waiting ones too; num_timed_out of them by a
+        time-out. num_retractions: times that a running request's pages were taken away.
     """
 
     num_prompt_tokens: int = 0
@@ -26,15 +28,21 @@ class SchedulerStats:
     num_output_tokens: int = 0
     num_finished: int = 0
     num_aborted: int = 0
+    num_timed_out: int = 0
+    num_retractions: int = 0
     num_steps: dict[StepKind, int] = field(default_factory=_zeros)
     num_tokens: dict[StepKind, int] = field(default_factory=_zeros)
     num_padded_tokens: dict[StepKind, int] = field(default_factory=_zeros)
 
+    def count_admission(self, prompt_len: int, cached_len: int) -> None:
+        """Count a prompt, and what the cache held of it."""
+        self.num_prompt_tokens += prompt_len
+        self.num_cached_tokens += cached_len
+
     def count_step(self, plan: StepPlan) -> None:
         """Count one step that ran."""
         num_tokens = plan.num_tokens
-        self.num_steps[plan.kind] += 1
+        self.num_steps[plan.kind] += plan.num_steps
         self.num_tokens[plan.kind] += num_tokens
-        self.num_padded_tokens[plan.kind] += plan.bucket.num_tokens
-        if plan.kind == "prefill":
-            self.num_prefill_tokens += num_tokens
+        self.num_padded_tokens[plan.kind] += plan.bucket.num_tokens * plan.num_steps
+        self.num_prefill_tokens += plan.num_prefill_tokens

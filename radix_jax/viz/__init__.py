@@ -2,7 +2,7 @@
 
 from radix_jax.viz.notebook import TreeView
 from radix_jax.viz.replay import Frame, Replay
-from radix_jax.viz.snapshot import NodeSnapshot, NodeState, PoolSnapshot, TreeSnapshot
+from radix_jax.viz.snapshot import NodeSnapshot, NodeState, PoolSnapshot, TailSnapshot, TreeSnapshot
 from radix_jax.viz.svg import render_svg
 from radix_jax.viz.text import render_text
 
@@ -12,6 +12,7 @@ __all__ = [
     "NodeState",
     "PoolSnapshot",
     "Replay",
+    "TailSnapshot",
     "TreeSnapshot",
     "TreeView",
     "render_svg",

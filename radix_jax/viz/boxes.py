@@ -1,27 +1,28 @@
-"""A node's box: its tokens, then how many, in which pages, how often hit; a padlock with the number of its locks."""
+"""A node's box: its tokens, then how many, in which pages, how often hit; a padlock and a pin with their numbers."""
 
 from collections.abc import Mapping
 
-from radix_jax.viz.labels import Decode, count, num_columns, page_ranges, root_label, token_label
+from radix_jax.viz.labels import Decode, count, num_columns, page_ranges, root_label, tails_label, token_label
 from radix_jax.viz.layout import Box
-from radix_jax.viz.outline import Hidden
-from radix_jax.viz.shapes import LABEL_COLUMN, TEXT_COLUMN, padlock, rect, safe, text
+from radix_jax.viz.outline import Hidden, Tails
+from radix_jax.viz.shapes import LABEL_COLUMN, TEXT_COLUMN, padlock, pin, rect, safe, text
 from radix_jax.viz.snapshot import NodeSnapshot
 
 _PAD = 10
 _LABEL_ROOM = 28  # columns of tokens
 _ROOT_ROOM = 40
+_TAILS_ROOM = 44
 _PAGES_ROOM = 14  # columns of page ids; where they need more, pages are counted
 _HOVER_ROOM = 200  # columns of tokens, and of pages, shown while the pointer rests on a node
-_PADLOCK_WIDTH = 13
+_SIGN_WIDTH = 13  # of a padlock or pin
 
 
 def box_width(box: Box, decode: Decode | None) -> float:
     """Pixels that the box needs, whatever the reader's fonts."""
     item = box.item
-    if isinstance(item, Hidden) or item.state == "root":
-        return num_columns(_line(box)) * TEXT_COLUMN + _locks_width(item) + 2 * _PAD
-    label_width = num_columns(token_label(item, decode, _LABEL_ROOM)) * LABEL_COLUMN + _locks_width(item)
+    if not isinstance(item, NodeSnapshot) or item.state == "root":
+        return num_columns(_line(box, decode)) * TEXT_COLUMN + _signs_width(item) + 2 * _PAD
+    label_width = num_columns(token_label(item, decode, _LABEL_ROOM)) * LABEL_COLUMN + _signs_width(item)
     return max(label_width, num_columns(_facts(item)) * TEXT_COLUMN) + 2 * _PAD
 
 
@@ -30,25 +31,33 @@ def draw_box(box: Box, badges: Mapping[int, str], decode: Decode | None) -> str:
     item = box.item
     x, y = round(box.x, 1), round(box.y, 1)
     right = round(x + box.width, 1)
-    if isinstance(item, Hidden) or item.state == "root":
-        css, radius = ("rj-hidden", 5) if isinstance(item, Hidden) else ("rj-plain", box.height / 2)
-        parts = [rect(x, y, box.width, box.height, css, radius), text(x + _PAD, y + 18, _line(box), "")]
-        if isinstance(item, Hidden) and item.num_locked_tokens:
-            parts.append(padlock(round(right - _locks_width(item), 1), y + 7))
+    left = round(right - _signs_width(item), 1)
+    if not isinstance(item, NodeSnapshot) or item.state == "root":
+        css, radius = _line_style(box)
+        parts = [rect(x, y, box.width, box.height, css, radius), text(x + _PAD, y + 18, _line(box, decode), "")]
+        if is_locked(item):
+            parts.append(padlock(left, y + 7))
     else:
         parts = [
             rect(x, y, box.width, box.height, f"rj-{item.state}"),
             text(x + _PAD, y + 18, token_label(item, decode, _LABEL_ROOM), "rj-label"),
             text(x + _PAD, y + 35, _facts(item), "rj-faint"),
-            _badge(right - _locks_width(item), y, badges.get(item.node_id, "")),
+            _badge(left, y, badges.get(item.node_id, "")),
         ]
-        if item.num_locks:
-            left = round(right - _locks_width(item), 1)
-            parts += [
-                padlock(left, y + 7),
-                text(left + _PADLOCK_WIDTH, y + 18, f"{item.num_locks}", "rj-locks rj-bold"),
-            ]
+        for sign, number, css in ((padlock, item.num_locks, "rj-locks"), (pin, item.num_pins, "rj-pins")):
+            if number:
+                parts += [sign(left, y + 7), text(left + _SIGN_WIDTH, y + 18, f"{number}", f"{css} rj-bold")]
+                left = round(left + _sign_width(number), 1)
     return "".join([f"<g><title>{safe(_hover(box, decode))}</title>\n", *parts, "</g>\n"])
+
+
+def is_locked(item: NodeSnapshot | Tails | Hidden) -> bool:
+    """Whether anything of what the box stands for is locked."""
+    if isinstance(item, NodeSnapshot):
+        return item.state == "locked"
+    if isinstance(item, Tails):
+        return any(tail.num_locks for tail in item.tails)
+    return item.num_locked_tokens > 0
 
 
 def _badge(right: float, y: float, words: str) -> str:
@@ -61,10 +70,21 @@ def _badge(right: float, y: float, words: str) -> str:
     )
 
 
-def _line(box: Box) -> str:
+def _line_style(box: Box) -> tuple[str, float]:
+    """Class, and radius of the corners, of what is told in one line."""
+    if isinstance(box.item, NodeSnapshot):
+        return "rj-plain", box.height / 2
+    if isinstance(box.item, Tails):
+        return f"{'rj-locked' if is_locked(box.item) else 'rj-evictable'} rj-tail", 5
+    return "rj-hidden", 5
+
+
+def _line(box: Box, decode: Decode | None) -> str:
     """What is told in one line."""
     if isinstance(box.item, NodeSnapshot):
         return root_label(box.item, _ROOT_ROOM)
+    if isinstance(box.item, Tails):
+        return tails_label(box.item.tails, box.item.is_lost, decode, _TAILS_ROOM)
     if box.parent is None:
         noun = "namespace" if box.item.num_children == 1 else "namespaces"
         return f"… {box.item.num_children:,} more {noun} · {count(box.item.num_tokens, 'token')}"
@@ -87,9 +107,15 @@ def _hover(box: Box, decode: Decode | None) -> str:
             f"left out: {item.num_children:,} more below the same parent, in all {count(item.num_nodes, 'node')} and "
             f"{count(item.num_tokens, 'token')}, {item.num_locked_tokens:,} of them locked"
         )
+    if isinstance(item, Tails):
+        what = "their prefixes were evicted, so they go first" if item.is_lost else "the ends of requests, to copy from"
+        return f"pages filled in part, {what}; {tails_label(item.tails, item.is_lost, decode, _HOVER_ROOM)}"
     if item.state == "root":
         return f"{root_label(item, _HOVER_ROOM)}; {count(box.num_tokens, 'token')} below"
-    state = f"locked by {item.num_locks:,}" if item.state == "locked" else item.state
+    states = [
+        f"{word} by {number:,}" for word, number in (("locked", item.num_locks), ("pinned", item.num_pins)) if number
+    ]
+    state = ", ".join(states) or item.state
     ids = token_label(item, None, _HOVER_ROOM)
     tokens = ids if decode is None else f"{token_label(item, decode, _HOVER_ROOM)}; ids {ids}"
     return (
@@ -98,8 +124,12 @@ def _hover(box: Box, decode: Decode | None) -> str:
     )
 
 
-def _locks_width(item: NodeSnapshot | Hidden) -> float:
-    """Room for padlock and number, at the right end of the first line."""
-    if isinstance(item, Hidden):
-        return _PADLOCK_WIDTH + 8 if item.num_locked_tokens else 0
-    return _PADLOCK_WIDTH + num_columns(f"{item.num_locks}") * LABEL_COLUMN + 8 if item.num_locks else 0
+def _signs_width(item: NodeSnapshot | Tails | Hidden) -> float:
+    """Room for padlock and pin with their numbers, at the right end of the first line."""
+    if isinstance(item, NodeSnapshot):
+        return sum(_sign_width(number) for number in (item.num_locks, item.num_pins) if number)
+    return _SIGN_WIDTH + 8 if is_locked(item) else 0
+
+
+def _sign_width(number: int) -> float:
+    return _SIGN_WIDTH + num_columns(f"{number}") * LABEL_COLUMN + 8

@@ -34,9 +34,13 @@ def find_changes(before: TreeSnapshot, after: TreeSnapshot) -> Changes:
             noun = "page" if len(pages) == 1 else "pages"
             num_tokens = count(len(pages) * after.page_size, "token")
             parts.append(f"{sign}{num_tokens} ({noun} {page_ranges(pages, _PAGES_ROOM)})")
-    num_locked = after.num_locked_tokens - before.num_locked_tokens
-    if num_locked:
-        parts.append(f"{_signed(num_locked)} locked")
+    for number, word in (
+        (after.num_locked_tokens - before.num_locked_tokens, "locked"),
+        (after.num_pinned_tokens - before.num_pinned_tokens, "pinned"),
+    ):
+        if number:
+            parts.append(f"{_signed(number)} {word}")
+    parts += _tail_changes(before, after)
     return Changes(badges, f"change: {' · '.join(parts)}" if parts else "")
 
 
@@ -51,7 +55,9 @@ def _badge(old: NodeSnapshot | None, node: NodeSnapshot, old_pages: Int32[np.nda
     if node.num_hits > old.num_hits:
         words.append("hit")
     if node.num_locks != old.num_locks:
-        words.append(_lock_change(old.num_locks, node.num_locks))
+        words.append(_change_of("lock", "locked", old.num_locks, node.num_locks))
+    if node.num_pins != old.num_pins:
+        words.append(_change_of("pin", "pinned", old.num_pins, node.num_pins))
     return ", ".join(words)
 
 
@@ -59,10 +65,26 @@ def _pages(snapshot: TreeSnapshot) -> Int32[np.ndarray, " P"]:
     return np.concatenate([np.empty(0, np.int32), *(node.page_ids for node in snapshot.nodes)])
 
 
-def _lock_change(before: int, after: int) -> str:
+def _tail_changes(before: TreeSnapshot, after: TreeSnapshot) -> list[str]:
+    """Tails that came, went, and were locked or unlocked."""
+    old, new = ({(tail.page_id, tail.token_ids.tobytes()) for tail in snap.tails} for snap in (before, after))
+    parts = []
+    for tails, sign in ((new - old, "+"), (old - new, "−")):
+        if tails:
+            pages = np.array(sorted(page for page, _ in tails), np.int32)
+            noun = "page" if len(pages) == 1 else "pages"
+            parts.append(f"{sign}{count(len(pages), 'tail')} ({noun} {page_ranges(pages, _PAGES_ROOM)})")
+    num_locked = sum(tail.num_locks > 0 for tail in after.tails) - sum(tail.num_locks > 0 for tail in before.tails)
+    if num_locked:
+        parts.append(f"{_signed(num_locked)} {'tail' if abs(num_locked) == 1 else 'tails'} locked")
+    return parts
+
+
+def _change_of(noun: str, state: str, before: int, after: int) -> str:
+    """`locked`, `unlocked`, `+1 lock`."""
     if not before or not after:
-        return "locked" if after else "unlocked"
-    return f"{_signed(after - before)} {'lock' if abs(after - before) == 1 else 'locks'}"
+        return state if after else f"un{state}"
+    return f"{_signed(after - before)} {noun if abs(after - before) == 1 else f'{noun}s'}"
 
 
 def _signed(number: int) -> str:

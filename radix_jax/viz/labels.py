@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Int32
 
-from radix_jax.viz.snapshot import NodeSnapshot, TreeSnapshot
+from radix_jax.viz.snapshot import NodeSnapshot, TailSnapshot, TreeSnapshot
 
 Decode = Callable[[Sequence[int]], str]
+
+_SHORTEST_TAIL = len("1 (page 1), ")
 
 
 def count(number: int, noun: str) -> str:
@@ -39,11 +41,20 @@ def cut(text: str, room: int) -> str:
     return f"{text[:end]}…"
 
 
-def token_label(node: NodeSnapshot, decode: Decode | None, room: int) -> str:
-    """The node's tokens in at most `room` columns: quoted text if they can be decoded, else their ids."""
-    head = node.token_ids[:room].tolist()  # a token takes a column or more, nearly always
+def token_label(item: NodeSnapshot | TailSnapshot, decode: Decode | None, room: int) -> str:
+    """Its tokens in at most `room` columns: quoted text if they can be decoded, else their ids."""
+    head = item.token_ids[:room].tolist()  # a token takes a column or more, nearly always
     text = " ".join(map(str, head)) if decode is None else repr(decode(head))
-    return cut(text if len(head) == len(node.token_ids) else f"{text}…", room)
+    return cut(text if len(head) == len(item.token_ids) else f"{text}…", room)
+
+
+def tails_label(tails: Sequence[TailSnapshot], is_lost: bool, decode: Decode | None, room: int) -> str:
+    """`tail: 5 6 7 (page 9)`, or how many there are and as many as fit, in at most `room` columns."""
+    first = tails[: room // _SHORTEST_TAIL + 1]
+    listed = ", ".join(f"{token_label(tail, decode, room)} ({_tail_place(tail)})" for tail in first)
+    noun = "lost tail" if is_lost else "tail"
+    head = noun if len(tails) == 1 else count(len(tails), noun)
+    return cut(f"{head}: {listed}{'' if len(first) == len(tails) else '…'}", room)
 
 
 def root_label(node: NodeSnapshot, room: int) -> str:
@@ -63,13 +74,25 @@ def page_ranges(page_ids: Int32[np.ndarray, " P"], room: int) -> str:
 
 
 def totals(snapshot: TreeSnapshot) -> str:
-    """One line: page size, nodes and tokens of the whole tree, how many locked and how many not."""
+    """One line: page size, nodes and tokens of the whole tree, how many locked and how many not; pins and tails."""
     num_nodes = sum(node.state != "root" for node in snapshot.nodes)
     num_tokens, num_locked = snapshot.num_tokens, snapshot.num_locked_tokens
-    return (
-        f"page size {snapshot.page_size} · {count(num_nodes, 'node')} · "
-        f"{count(num_tokens, 'token')} ({num_locked:,} locked, {num_tokens - num_locked:,} evictable)"
-    )
+    parts = [
+        f"page size {snapshot.page_size}",
+        count(num_nodes, "node"),
+        f"{count(num_tokens, 'token')} ({num_locked:,} locked, {num_tokens - num_locked:,} evictable)",
+    ]
+    if snapshot.num_pinned_tokens:
+        parts.append(f"{snapshot.num_pinned_tokens:,} pinned")
+    if snapshot.tails:
+        num_tail_tokens = sum(len(tail.token_ids) for tail in snapshot.tails)
+        parts.append(f"{count(len(snapshot.tails), 'tail')} of {count(num_tail_tokens, 'token')}")
+    return " · ".join(parts)
+
+
+def _tail_place(tail: TailSnapshot) -> str:
+    locks = f", {count(tail.num_locks, 'lock')}" if tail.num_locks else ""
+    return f"page {tail.page_id}{locks}"
 
 
 def _char_columns(char: str) -> int:

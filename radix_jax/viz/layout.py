@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from radix_jax.viz.outline import Hidden, Outline
+from radix_jax.viz.outline import Hidden, Outline, Tails
 from radix_jax.viz.snapshot import NodeSnapshot
 
 _NODE_HEIGHT = 44
-_LOW_HEIGHT = 28  # of what is told in one line: a root, what is left out
+_LOW_HEIGHT = 28  # of what is told in one line: a root, tails, what is left out
 _COLUMN_GAP = 42
 _SIBLING_GAP = 12  # between boxes of one parent
 _FAMILY_GAP = 18  # between boxes of different parents
@@ -16,11 +16,11 @@ _FAMILY_GAP = 18  # between boxes of different parents
 
 @dataclass
 class Box:
-    """A node, or what is left out under one. parent: index of the parent's box, None for a root. x, y: its upper left
-    corner; all in pixels.
+    """A node, or the tails under one, or what is left out there. parent: index of the parent's box, None for a root.
+    x, y: its upper left corner; all in pixels.
     """
 
-    item: NodeSnapshot | Hidden
+    item: NodeSnapshot | Tails | Hidden
     parent: int | None
     depth: int
     num_tokens: int
@@ -31,7 +31,7 @@ class Box:
     @property
     def height(self) -> int:
         """Two lines of text, or one."""
-        return _LOW_HEIGHT if isinstance(self.item, Hidden) or self.item.state == "root" else _NODE_HEIGHT
+        return _NODE_HEIGHT if isinstance(self.item, NodeSnapshot) and self.item.state != "root" else _LOW_HEIGHT
 
     @property
     def middle(self) -> float:
@@ -69,6 +69,9 @@ def _family(outline: Outline, parent_id: int | None, parent: int | None, depth: 
     hidden = outline.hidden(parent_id)
     if hidden is not None:
         family.append(Box(hidden, parent, depth, hidden.num_tokens))
+    tails = outline.tails(parent_id)
+    if tails is not None:
+        family.append(Box(tails, parent, depth, sum(len(tail.token_ids) for tail in tails.tails)))
     return family[::-1]
 
 

@@ -4,7 +4,7 @@ import heapq
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from radix_jax.viz.snapshot import NodeSnapshot, TreeSnapshot
+from radix_jax.viz.snapshot import NodeSnapshot, TailSnapshot, TreeSnapshot
 
 _FIRST_CHILDREN = 6
 
@@ -21,6 +21,14 @@ class Hidden:
     num_locked_tokens: int
 
 
+@dataclass(frozen=True)
+class Tails:
+    """All tails that continue one node; or, where `is_lost`, those whose prefixes were evicted."""
+
+    tails: tuple[TailSnapshot, ...]
+    is_lost: bool
+
+
 class Outline:
     """The nodes of a snapshot that are worth drawing: always the one with the most tokens at and below it comes next.
 
@@ -34,6 +42,9 @@ class Outline:
         self._children: dict[int | None, list[NodeSnapshot]] = defaultdict(list)
         for node in snapshot.nodes:
             self._children[node.parent_id].append(node)
+        self._tails: dict[int | None, list[TailSnapshot]] = defaultdict(list)
+        for tail in snapshot.tails:
+            self._tails[tail.parent_id].append(tail)
         self._num_tokens: Counter[int | None] = Counter()
         self._num_locked: Counter[int | None] = Counter()
         self._num_nodes: Counter[int | None] = Counter()
@@ -54,6 +65,11 @@ class Outline:
             sum(map(number.__getitem__, hidden)) for number in (self._num_nodes, self._num_tokens, self._num_locked)
         )
         return Hidden(len(hidden), *sums)
+
+    def tails(self, parent_id: int | None) -> Tails | None:
+        """The tails under a drawn node, those without a node for None; None if there are none."""
+        tails = self._tails.get(parent_id)
+        return Tails(tuple(tails), is_lost=parent_id is None) if tails else None
 
     def subtree_len(self, node_id: int | None) -> int:
         """Tokens at and below a node; of the whole tree for None."""

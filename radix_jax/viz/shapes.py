@@ -37,6 +37,14 @@ def padlock(x: float, y: float) -> str:
     )
 
 
+def pin(x: float, y: float) -> str:
+    """A pin 9 wide and 11 high."""
+    return (
+        f'<path class="rj-shackle rj-needle" stroke-width="1.5" d="M{x + 4.5:g} {y + 6:g}v5.5"/>'
+        f'<circle class="rj-pin" cx="{x + 4.5:g}" cy="{y + 3.5:g}" r="3.5"/>\n'
+    )
+
+
 def samples(entries: Sequence[tuple[str, str]]) -> tuple[str, int]:
     """A row of small boxes, each of a class of the style sheet, and what they mean; also the row's width."""
     parts = []
@@ -48,6 +56,8 @@ def samples(entries: Sequence[tuple[str, str]]) -> tuple[str, int]:
             parts.append(rect(x + 1, 1, _SAMPLE_WIDTH - 2, 14, css, radius=3))
         if css == "rj-locked":
             parts.append(padlock(x + 7.5, 1.5))
+        if css == "rj-pinned":
+            parts.append(pin(x + 7.5, 2))
         parts.append(text(x + _SAMPLE_WIDTH + 6, 12, words))
         x += _SAMPLE_WIDTH + 6 + round(num_columns(words) * TEXT_COLUMN) + _SAMPLE_GAP
     return "".join(parts), x - _SAMPLE_GAP

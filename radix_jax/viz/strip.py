@@ -10,21 +10,36 @@ from radix_jax.viz.snapshot import PoolSnapshot, TreeSnapshot
 _MAX_CELLS = 96
 _CELL_WIDTH, _CELL_HEIGHT, _CELL_GAP = 27, 20, 4
 _COUNTS_LEFT = 130
-_OWNERS = (("rj-locked", "locked"), ("rj-evictable", "evictable"), ("rj-private", "private"), ("rj-hidden", "free"))
-_LOCKED, _EVICTABLE, _PRIVATE, _FREE = range(4)
+_OWNERS = (
+    ("rj-locked", "locked"),
+    ("rj-pinned", "pinned"),
+    ("rj-evictable", "evictable"),
+    ("rj-private", "private"),
+    ("rj-hidden", "free"),
+)
+_LOCKED, _PINNED, _EVICTABLE, _PRIVATE, _FREE = range(len(_OWNERS))
+_BY_STATE = {"locked": _LOCKED, "pinned": _PINNED, "evictable": _EVICTABLE}
 
 
 def draw_pages(snapshot: TreeSnapshot, pool: PoolSnapshot, width: int) -> tuple[str, int, int]:
     """How many pages each owner has and, unless the pool is large, a cell a page in the order of their ids.
 
-    The null page is left out. Returns the elements, how wide they are, at least `width`, and how high.
+    The null page is left out, and the word of pinned pages where there are none. Returns the elements, how wide they
+    are, at least `width`, and how high.
     """
     owners = np.full(pool.num_pages, _FREE)
     owners[pool.private_pages] = _PRIVATE
     for node in snapshot.nodes:
-        owners[node.page_ids] = _LOCKED if node.state == "locked" else _EVICTABLE
+        if node.state != "root":
+            owners[node.page_ids] = _BY_STATE[node.state]
+    for tail in snapshot.tails:
+        owners[tail.page_id] = _LOCKED if tail.num_locks else _EVICTABLE
     numbers = np.bincount(owners[1:], minlength=len(_OWNERS)).tolist()
-    entries = [(css, f"{number:,} {name}") for (css, name), number in zip(_OWNERS, numbers, strict=True)]
+    entries = [
+        (css, f"{number:,} {name}")
+        for (css, name), number in zip(_OWNERS, numbers, strict=True)
+        if number or css != "rj-pinned"
+    ]
     counts, counts_width = samples(entries)
     noun = "page" if pool.num_pages == 2 else "pages"
     parts = [text(0, 12, f"Pool of {pool.num_pages - 1:,} {noun}"), move(_COUNTS_LEFT, 0, counts)]

@@ -1,7 +1,8 @@
 """Colours of the drawings, in light and in dark.
 
 Orange and blue stay apart for every common form of colour blindness, and no meaning rests on colour alone: what is
-locked also has a thick border and a padlock, what is left out a dashed border.
+locked also has a thick border and a padlock, what is pinned a pin, a tail a dotted border and what is left out a dashed
+one.
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ _LIGHT = MappingProxyType(
         "plain-edge": "#6e7781",
         "locked": "#fff0e0",
         "locked-edge": "#b54708",
+        "pinned": "#f4ecfb",
+        "pinned-edge": "#7b3fb5",
         "evictable": "#e8f3fd",
         "evictable-edge": "#0b69b7",
     }
@@ -33,6 +36,8 @@ _DARK = MappingProxyType(
         "plain-edge": "#8b949e",
         "locked": "#3b2410",
         "locked-edge": "#f2974a",
+        "pinned": "#2c1d42",
+        "pinned-edge": "#c294f7",
         "evictable": "#0f2a45",
         "evictable-edge": "#5aa9f5",
     }
@@ -49,12 +54,17 @@ _RULES = (
     (".rj-hidden", "stroke", "plain-edge"),
     (".rj-locked", "fill", "locked"),
     (".rj-locked", "stroke", "locked-edge"),
+    (".rj-pinned", "fill", "pinned"),
+    (".rj-pinned", "stroke", "pinned-edge"),
     (".rj-evictable", "fill", "evictable"),
     (".rj-evictable", "stroke", "evictable-edge"),
     (".rj-held", "stroke", "locked-edge"),
     (".rj-padlock", "fill", "locked-edge"),
     (".rj-shackle", "stroke", "locked-edge"),
     (".rj-tree .rj-locks", "fill", "locked-edge"),
+    (".rj-pin", "fill", "pinned-edge"),
+    (".rj-needle", "stroke", "pinned-edge"),
+    (".rj-tree .rj-pins", "fill", "pinned-edge"),
     (".rj-badge", "fill", "ink"),
     (".rj-tree .rj-inverse", "fill", "paper"),
     (".rj-private", "fill", "faint"),
@@ -69,8 +79,10 @@ _SHAPES = """\
 .rj-tree .rj-bold{font-weight:600}
 .rj-branch,.rj-held,.rj-shackle{fill:none}
 .rj-plain,.rj-evictable{stroke-width:1}
+.rj-pinned{stroke-width:1.5}
 .rj-locked{stroke-width:2.5}
 .rj-hidden{stroke-dasharray:4 3}
+.rj-tail{stroke-dasharray:1.5 2}
 """
 
 

@@ -3,18 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from radix_jax.viz.boxes import box_width, draw_box
+from radix_jax.viz.boxes import box_width, draw_box, is_locked
 from radix_jax.viz.changes import Changes
-from radix_jax.viz.labels import Decode, count, totals
+from radix_jax.viz.labels import Decode, count, num_columns, totals
 from radix_jax.viz.layout import Box, place
-from radix_jax.viz.outline import Outline
+from radix_jax.viz.outline import Hidden, Outline
 from radix_jax.viz.shapes import TEXT_COLUMN, move, rect, safe, samples, text
-from radix_jax.viz.snapshot import NodeSnapshot, PoolSnapshot, TreeSnapshot
+from radix_jax.viz.snapshot import PoolSnapshot, TreeSnapshot
 from radix_jax.viz.strip import draw_pages
 from radix_jax.viz.style import svg_css
 
 _MARGIN = 20
-_MIN_WIDTH = 640  # what the totals need
+_MIN_WIDTH = 640  # what the totals need of most trees
 _MAX_BRANCH = 7.0
 
 
@@ -70,12 +70,14 @@ def draw(
 ) -> Drawing:
     """Title, notes, totals, the pool's pages, the tree with what changed, and the legend."""
     boxes = place(outline, lambda box: box_width(box, decode))
-    legend, legend_width = samples(_legend(outline, with_states=pool is None))
-    width = max([_MIN_WIDTH, legend_width, *(round(box.x + box.width) for box in boxes)])
+    legend, legend_width = samples(_legend(snapshot, outline, with_states=pool is None))
+    summary = totals(snapshot)
+    summary_width = round(num_columns(summary) * TEXT_COLUMN)
+    width = max([_MIN_WIDTH, summary_width, legend_width, *(round(box.x + box.width) for box in boxes)])
     room = int(width / TEXT_COLUMN)
     parts = [text(0, 14, title, "rj-title", room=room * 2 // 3)]
     y = 17
-    for line, css in [*((note, "") for note in notes), (totals(snapshot), "rj-faint")]:
+    for line, css in [*((note, "") for note in notes), (summary, "rj-faint")]:
         y += 18
         parts.append(text(0, y, line, css, room))
     if pool is not None:
@@ -114,18 +116,24 @@ def _branch(parent: Box, box: Box, num_tokens: int) -> str:
     bend = round((left + right) / 2, 1)
     start, end = round(parent.middle, 1), round(box.middle, 1)
     stroke = 1 + (_MAX_BRANCH - 1) * (box.num_tokens / max(num_tokens, 1)) ** 0.5
-    css = "rj-held" if isinstance(box.item, NodeSnapshot) and box.item.state == "locked" else "rj-branch"
+    is_held = is_locked(box.item) and not isinstance(box.item, Hidden)
+    css = "rj-held" if is_held else "rj-branch"
     return (
         f'<path class="{css}" stroke-width="{stroke:.1f}" '
         f'd="M{left:g} {start:g}C{bend:g} {start:g} {bend:g} {end:g} {right:g} {end:g}"/>\n'
     )
 
 
-def _legend(outline: Outline, with_states: bool) -> list[tuple[str, str]]:
+def _legend(snapshot: TreeSnapshot, outline: Outline, with_states: bool) -> list[tuple[str, str]]:
+    """Pins and tails are explained where there are any."""
     entries = []
     if with_states:
-        entries += [("rj-locked", "locked, and how often"), ("rj-evictable", "evictable, leaves first")]
-        entries.append(("rj-branch", "the thicker, the more tokens"))
+        entries.append(("rj-locked", "locked, and how often"))
+        if snapshot.num_pinned_tokens:
+            entries.append(("rj-pinned", "pinned: evicted last"))
+        entries += [("rj-evictable", "evictable, leaves first"), ("rj-branch", "the thicker, the more tokens")]
+    if snapshot.tails:
+        entries.append(("rj-evictable rj-tail", "tail: a page filled in part"))
     if outline.num_hidden:
         entries.append(("rj-hidden", f"left out: {count(outline.num_hidden, 'node')}"))
     return entries

@@ -1,7 +1,7 @@
 """A TreeSnapshot as lines of text."""
 
-from radix_jax.viz.labels import Decode, count, root_label, token_label, totals
-from radix_jax.viz.outline import Hidden, Outline
+from radix_jax.viz.labels import Decode, count, root_label, tails_label, token_label, totals
+from radix_jax.viz.outline import Hidden, Outline, Tails
 from radix_jax.viz.snapshot import NodeSnapshot, TreeSnapshot
 
 _INDENT = 3  # columns a level
@@ -11,7 +11,8 @@ _MIN_WIDTH = 80
 
 
 def render_text(snapshot: TreeSnapshot, decode: Decode | None = None, max_nodes: int = 40, width: int = 100) -> str:
-    """Draw the tree: a header with totals, then for each node its tokens, how many, pages, locks and hits.
+    """Draw the tree: a header with totals, then for each node its tokens, how many, pages, locks, hits and pins, and
+    in a line of their own the tails under it.
 
     decode: token ids -> text; without it the ids are shown. max_nodes: nodes drawn at most, those with the most tokens
     at and below them first, up to six children of a node before any further ones. width: columns of a node's line, at
@@ -28,9 +29,11 @@ def render_text(snapshot: TreeSnapshot, decode: Decode | None = None, max_nodes:
 
 def _lines(outline: Outline, decode: Decode | None, width: int) -> list[str]:
     lines: list[str] = []
-    stack: list[tuple[str, str, NodeSnapshot | str]] = _entries(outline, None, "")
+    stack: list[tuple[str, str, NodeSnapshot | Tails | str]] = _entries(outline, None, "")
     while stack:
         prefix, branch, node = stack.pop()
+        if isinstance(node, Tails):
+            node = tails_label(node.tails, node.is_lost, decode, max(width - len(prefix + branch), 1))
         if isinstance(node, str):
             lines.append(f"{prefix}{branch}{node}")
             continue
@@ -40,12 +43,14 @@ def _lines(outline: Outline, decode: Decode | None, width: int) -> list[str]:
     return lines
 
 
-def _entries(outline: Outline, parent_id: int | None, prefix: str) -> list[tuple[str, str, NodeSnapshot | str]]:
-    """(prefix, branch, node or summary) of what is drawn under a parent, last one first."""
-    drawn: list[NodeSnapshot | str] = [*outline.children(parent_id)]
-    hidden = outline.hidden(parent_id)
+def _entries(outline: Outline, parent_id: int | None, prefix: str) -> list[tuple[str, str, NodeSnapshot | Tails | str]]:
+    """(prefix, branch, node, tails or summary) of what is drawn under a parent, last one first."""
+    drawn: list[NodeSnapshot | Tails | str] = [*outline.children(parent_id)]
+    hidden, tails = outline.hidden(parent_id), outline.tails(parent_id)
     if hidden is not None:
         drawn.append(_summary(hidden, of_roots=parent_id is None))
+    if tails is not None:
+        drawn.append(tails)
     branches = [""] * len(drawn) if parent_id is None else ["├─ "] * (len(drawn) - 1) + ["└─ "]
     return [(prefix, branch, node) for branch, node in zip(branches, drawn, strict=False)][::-1]
 
@@ -58,13 +63,14 @@ def _summary(hidden: Hidden, of_roots: bool) -> str:
 def _node_line(node: NodeSnapshot, indent: str, decode: Decode | None, width: int) -> str:
     if node.state == "root":
         return root_label(node, width)
-    facts = " · ".join(
-        [
-            count(len(node.token_ids), "token"),
-            count(len(node.page_ids), "page"),
-            count(node.num_locks, "lock"),
-            count(node.num_hits, "hit"),
-        ]
-    )
+    parts = [
+        count(len(node.token_ids), "token"),
+        count(len(node.page_ids), "page"),
+        count(node.num_locks, "lock"),
+        count(node.num_hits, "hit"),
+    ]
+    if node.num_pins:
+        parts.append(count(node.num_pins, "pin"))
+    facts = " · ".join(parts)
     room = max(width - len(indent) - len(facts) - 3, 1)
     return f"{indent}{token_label(node, decode, room)} · {facts}"

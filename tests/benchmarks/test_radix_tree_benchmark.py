@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -11,13 +12,23 @@ import numpy as np
 import pytest
 
 from benchmarks.prefix_trace import Trace, TraceShape, make_trace
-from benchmarks.radix_tree import Machine, Report, as_table, main
+from benchmarks.radix_tree import ONE_THREAD, Machine, Report, as_table, main, parse_arguments, restart_on_one_thread
 from benchmarks.sglang_trees import FolderFinder, StandIn, sglang_version
 from benchmarks.token_trie import TokenTrie, TrieComparison, compare_with_trie
-from benchmarks.trace_replay import Rehearsal, rehearse, time_replay
-from benchmarks.tree_measures import Row, measure_evictions, measure_insert, measure_match, measure_trace
+from benchmarks.trace_replay import Rehearsal, TimedReplay, rehearse
+from benchmarks.tree_measures import (
+    Row,
+    in_turn,
+    measure_evictions,
+    measure_insert,
+    measure_match,
+    measure_trace,
+    median_row,
+    plain_row,
+)
 from benchmarks.tree_memory import STATUS, bytes_per_token
 from benchmarks.tree_peers import OurTree, PageHashes, PrefixIndex
+from benchmarks.tree_plot import plot_rows
 
 SMALL = TraceShape(
     num_requests=120,
@@ -125,10 +136,18 @@ def test_too_small_a_pool_is_an_error(trace: Trace) -> None:
 
 def test_replay_does_the_rehearsed_work(trace: Trace) -> None:
     plan = rehearse(OurTree(16), trace, 150)
-    assert time_replay(OurTree(16), trace, plan) > 0
+    whole = TimedReplay(OurTree(16), trace, plan, 1)
+    assert whole.play_piece() > 0
+    index = OurTree(16)
+    pieces = TimedReplay(index, trace, plan, 3)
+    sizes = []
+    for _ in range(3):
+        assert pieces.play_piece() > 0
+        sizes.append(index.size())
+    assert 0 < sizes[0] < sizes[-1] == plan.size
     other = Rehearsal(plan.cached_lens, plan.evict_lens, plan.pages, plan.found, plan.size + 16)
     with pytest.raises(RuntimeError, match="in the rehearsal"):
-        time_replay(OurTree(16), trace, other)
+        TimedReplay(OurTree(16), trace, other, 1).play_piece()
 
 
 class Forgetful(PageHashes):
@@ -155,6 +174,9 @@ def test_rows_have_a_value_of_each_cache(trace: Trace) -> None:
     for row in rows:
         assert set(row.values) == set(MAKERS)
         assert all(value > 0 for value in row.values.values())
+        assert set(row.times_ours) == set(MAKERS)
+        assert row.times_ours["radix_jax"] == 1
+        assert all(times > 0 for times in row.times_ours.values())
     assert [row.name for row in rows] == [
         "trace per request, P=16",
         "match 2k, 4 edges, P=16",
@@ -212,8 +234,8 @@ def test_table_compares_with_ours() -> None:
         benchmark="radix_tree",
         machine=Machine("a processor", 2, "3.11.7", {"numpy": "2.4.6"}),
         rows=[
-            Row("match 8k, 1 edge, P=16", "µs", {"radix_jax": 2.0, "page hashes": 500.0}),
-            Row("evict 64 tokens of 1,000 leaves, P=1", "µs", {"radix_jax": 10.0}),
+            Row("match 8k, 1 edge, P=16", "µs", {"radix_jax": 2.0, "page hashes": 500.0}, {"page hashes": 240.0}),
+            plain_row("evict 64 tokens of 1,000 leaves, P=1", "µs", {"radix_jax": 10.0}),
         ],
         found={1: 12345, 16: 12000},
         trie=TrieComparison(128, 1000, 500, 1000, 20, 4.0, 1.5, 300.0, 9.0),
@@ -222,12 +244,72 @@ def test_table_compares_with_ours() -> None:
     assert lines[:4] == [
         "| | unit | radix_jax | page hashes |",
         "|---|---|---|---|",
-        "| match 8k, 1 edge, P=16 | µs | 2.0 | 500 (250.0x) |",
+        "| match 8k, 1 edge, P=16 | µs | 2.0 | 500 (240.0x) |",
         "| evict 64 tokens of 1,000 leaves, P=1 | µs | 10.0 | - |",
     ]
-    assert "12,345 at P=1, 12,000 at P=16" in lines[5]
+    assert "12,345 at P=1, 12,000 at P=16" in lines[7]
     assert "| nodes | 1,000 | 20 |" in lines
     assert lines[-1] == "a processor, 2 processors, Python 3.11.7, numpy 2.4.6"
+
+
+def test_a_slow_turn_of_all_counts_for_neither_figure_nor_quotient() -> None:
+    """Two caches whose clocks stand still but for what they add: the second takes three times as long."""
+    samples = {"radix_jax": iter([1.0, 1.0, 50.0, 1.0, 1.0]), "other": iter([3.0, 3.0, 150.0, 3.0, 90.0])}
+    order: list[str] = []
+
+    def take(name: str) -> float:
+        order.append(name)
+        return next(samples[name])
+
+    taken = in_turn({name: partial(take, name) for name in samples}, 5)
+    row = median_row("row", taken)
+    assert row.values == {"radix_jax": 1e6, "other": 3e6}
+    assert row.times_ours == {"radix_jax": 1, "other": 3}
+    assert order[:4] == ["radix_jax", "other", "other", "radix_jax"], "each turn begins with another"
+
+
+PLOTTED = [
+    Row(
+        "match 8k", "µs", {"radix_jax": 2.0, "page hashes": 500.0, "resumed": 1.5}, {"page hashes": 250, "resumed": 0.7}
+    ),
+    plain_row("memory", "bytes", {"radix_jax": 4.9, "page hashes": 15.0}),
+]
+
+
+def test_a_plot_has_all_rows_and_caches(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot_rows(PLOTTED, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    plot_rows(PLOTTED, tmp_path / "plot.svg")
+    drawn = re.findall(r"<!-- (.*?) -->", (tmp_path / "plot.svg").read_text(encoding="utf-8"))
+    assert {"250.0x", "0.7x", "3.1x", "match 8k", "ours: 2.0 µs", "memory", "page hashes", "resumed"} <= set(drawn)
+
+
+def test_a_plot_that_cannot_be_is_refused_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusal(name: str) -> str:
+        with pytest.raises(SystemExit):
+            parse_arguments(["--plot", str(tmp_path / name)])
+        return capsys.readouterr().err
+
+    assert "a plot is .svg or .png, not '.jpg'" in refusal("plot.jpg")
+    assert "there is no folder" in refusal("missing/plot.svg")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "plots need matplotlib; pip install 'radix_jax[plot]'" in refusal("plot.svg")
+
+
+def test_the_command_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[list[str], str]] = []
+    monkeypatch.setattr("os.execve", lambda _, command, env: started.append((command, env["OMP_NUM_THREADS"])))
+    monkeypatch.setattr("sys.argv", ["radix_tree", "--json"])
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    restart_on_one_thread()
+    assert started == [([sys.executable, "-m", "benchmarks.radix_tree", "--json"], "1")]
+    for name, number in ONE_THREAD.items():
+        monkeypatch.setenv(name, number)
+    restart_on_one_thread()
+    assert len(started) == 1, "it restarts once"
 
 
 @pytest.mark.slow

@@ -2,7 +2,16 @@
 
 import pytest
 
-from radix_jax.cache import CacheCleared, CacheEvent, EventQueue, PagesRemoved, PagesStored, RadixTree
+from radix_jax.cache import (
+    CacheCleared,
+    CacheEvent,
+    EventQueue,
+    PagePool,
+    PagesRemoved,
+    PagesStored,
+    PrefixCache,
+    RadixTree,
+)
 
 
 def test_stored_removed_and_cleared_are_told_in_order():
@@ -50,3 +59,19 @@ def test_a_queue_keeps_the_newest_events_and_shows_the_gap():
     assert queue.num_events == 4
     with pytest.raises(ValueError, match="max_events=0"):
         EventQueue(max_events=0)
+
+
+def test_tails_pins_and_locks_are_no_events():
+    events: list[CacheEvent] = []
+    cache = PrefixCache(RadixTree(page_size=4, max_pinned_tokens=8, on_event=events.append), PagePool(17))
+    match = cache.match_prefix([])
+    cache.lock(match.handle)
+    done = cache.commit([1, 2, 3, 4, 5, 6], cache.allocate(2), match.handle)
+    cache.release(done.handle, done.pages, [1, 2, 3, 4, 5, 6])
+    stored = PagesStored([1], None, [1, 2, 3, 4], 4, None)
+    assert events == [stored]
+    assert len(cache.snapshot().tails) == 1
+    cache.tree.unpin(cache.tree.pin([1, 2, 3, 4], ttl=1))
+    cache.allocate(16)
+    assert cache.snapshot().tails == ()
+    assert events == [stored, PagesRemoved([1], None)]

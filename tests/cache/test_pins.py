@@ -5,6 +5,7 @@ import math
 import pytest
 
 from radix_jax.cache import HandleError, IntegrityError, RadixTree
+from radix_jax.config import EVICTION_POLICIES
 
 
 def make_tree(max_pinned_tokens: int = 10, **settings) -> RadixTree:
@@ -22,6 +23,19 @@ def test_a_pinned_prefix_goes_only_when_nothing_else_is_left(policy: str):
     assert tree.evict(100, trim=True).tolist()[-2:] == [4, 5]
     assert tree.pinned_size == 0
     tree.check_integrity()
+
+
+@pytest.mark.parametrize("policy", EVICTION_POLICIES)
+def test_pinned_leaves_can_be_kept_from_an_eviction(policy: str):
+    tree = make_tree(eviction_policy=policy)
+    tree.pin([1, 1, 9], ttl=5)
+    num_unpinned = tree.evictable_size - tree.pinned_size
+    assert len(tree.evict(1_000, keep_pinned=True)) == num_unpinned
+    assert tree.pinned_size == tree.evictable_size == 2
+    assert len(tree.evict(1, keep_pinned=True)) == 0
+    tree.check_integrity()
+    assert len(tree.evict(1_000)) == 2
+    assert len(make_tree(max_pinned_tokens=0).evict(1_000, keep_pinned=True)) == 12, "nothing is pinned"
 
 
 def test_a_pin_ends_by_the_callers_clock_and_its_end_is_a_use():

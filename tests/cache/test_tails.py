@@ -133,6 +133,56 @@ def test_a_tail_whose_prefix_was_evicted_goes_first():
     assert cache.num_evicted_tokens == 4
 
 
+def test_tails_go_before_what_is_pinned():
+    cache = make_cache(num_pages=17, max_pinned_tokens=8)
+    serve(cache, [1, 2, 3, 4, 5])
+    serve(cache, [9, 9, 9, 9])
+    cache.tree.pin([1, 2, 3, 4], ttl=1)
+    private = cache.allocate(14)
+    assert (cache.match_len([9, 9, 9, 9]), cache.match_len([1, 2, 3, 4]), found(cache, [1, 2, 3, 4, 5])[1]) == (0, 4, 1)
+    private = np.concatenate([private, cache.allocate(1)])
+    assert (cache.tree.pinned_size, found(cache, [1, 2, 3, 4, 5])[1]) == (4, 0)
+    private = np.concatenate([private, cache.allocate(1)])
+    assert (cache.tree.pinned_size, cache.num_available, cache.num_evicted_tokens) == (0, 0, 8)
+    cache.check_integrity(private)
+
+
+def test_a_request_that_matches_again_finds_new_tails_and_counts_its_hits_once():
+    cache = make_cache()
+    serve(cache, [1, 2, 3, 4])
+    ids = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    handle = cache.match_prefix(ids).handle
+    cache.lock(handle)
+    cache.unlock(handle)  # as where it did not fit
+    serve(cache, [1, 2, 3, 4, 5, 6, 7])
+    match = cache.match_prefix(ids, start=handle)
+    assert (match.cached_len, match.donor_len) == (4, 3)
+    assert match.donor_page == cache.snapshot().tails[0].page_id
+    serve(cache, [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    for _ in range(3):
+        match = cache.match_prefix(ids, start=match.handle)
+        assert (match.cached_len, match.donor_len) == (8, 1)
+    assert len(match.pages) == 2
+    assert [node.num_hits for node in cache.snapshot().nodes] == [0, 1, 1]
+
+
+def test_a_request_that_matches_again_after_an_eviction_goes_on_from_what_is_left():
+    cache = make_cache()
+    serve(cache, [1, 2, 3, 4])
+    serve(cache, [1, 2, 3, 4, 5, 6, 7, 8])
+    ids = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    handle = cache.match_prefix(ids).handle
+    cache.free(cache.tree.evict(4))
+    serve(cache, [1, 2, 3, 4, 5, 6])
+    match = cache.match_prefix(ids, start=handle)
+    assert (match.cached_len, match.donor_len) == (4, 2)
+    assert [node.num_hits for node in cache.snapshot().nodes] == [0, 1]
+    cache.reset()
+    serve(cache, [1, 2])
+    match = cache.match_prefix(ids, start=match.handle)
+    assert (match.cached_len, match.donor_len) == (0, 2)
+
+
 def _locked_empty(cache: PrefixCache):
     handle = cache.match_prefix([]).handle
     cache.lock(handle)

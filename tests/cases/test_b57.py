@@ -8,20 +8,30 @@ import pytest
 from compiled_steps import LARGE_POOL, STEPS, compile_step, pool_bytes
 from tiny import TINY, greedy, random_weights, tiny_engine
 
+from radix_jax.plan import StepPlan
+from radix_jax.runner import StepHandle
+
 
 def test_each_step_hands_the_same_memory_on() -> None:
     engine = tiny_engine()
     kinds = []
-    with warnings.catch_warnings():
+    dispatch = engine.runner.dispatch
+
+    def watched(plan: StepPlan) -> StepHandle:
+        before = engine.runner.kv
+        address = before.unsafe_buffer_pointer()
+        handle = dispatch(plan)
+        assert before.is_deleted()
+        assert engine.runner.kv.unsafe_buffer_pointer() == address
+        kinds.append(plan.kind)
+        return handle
+
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("error")
+        patch.setattr(engine.runner, "dispatch", watched)
         engine.add_request(np.arange(100), greedy(4))
         while engine.has_unfinished():
-            before, stats = engine.runner.kv, engine.stats()
-            address = before.unsafe_buffer_pointer()
             engine.step()
-            assert before.is_deleted()
-            assert engine.runner.kv.unsafe_buffer_pointer() == address
-            kinds.append("prefill" if engine.stats().num_prefill_steps > stats.num_prefill_steps else "decode")
     assert kinds == ["prefill", "prefill", "decode", "decode", "decode"]
 
 

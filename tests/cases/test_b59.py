@@ -7,7 +7,7 @@ from radix_jax.arrays import StepInputs
 from radix_jax.pallas_kernels.paged_attention import write_kv
 from radix_jax.plan import Bucket, StepPlan, StepRow
 from radix_jax.request import Request, SamplingParams
-from radix_jax.runner.pack import empty_inputs, pack_inputs
+from radix_jax.runner.pack import Packer, empty_step
 
 NUM_LAYERS, NUM_PAGES, PAGE_SIZE, WIDTH = 2, 6, 4, 8
 NUM_SLOTS = NUM_LAYERS * NUM_PAGES * PAGE_SIZE
@@ -29,8 +29,8 @@ def packed() -> StepInputs:
         )
         ids = np.array([9], np.int32)
         rows.append(StepRow(request=request, token_ids=ids, start=start, pages=np.array(pages, np.int32), samples=True))
-    plan = StepPlan(kind="decode", rows=tuple(rows), bucket=Bucket("decode", 8, 8, 4))
-    return pack_inputs(plan, page_size=PAGE_SIZE, num_slots=NUM_SLOTS)
+    plan = StepPlan(kind="decode", rows=tuple(rows), bucket=Bucket("decode", 8, 8, 4), num_prompt_rows=0)
+    return Packer(page_size=PAGE_SIZE, num_slots=NUM_SLOTS).pack(plan).inputs
 
 
 def changed_slots(write_slots: np.ndarray, layer: int) -> list[int]:
@@ -51,7 +51,7 @@ def test_three_rows_and_five_pads_change_three_slots_of_each_layer() -> None:
 
 
 def test_a_bucket_of_padding_changes_nothing() -> None:
-    slots = np.asarray(empty_inputs(Bucket("prefill", 64, 8, 4), NUM_SLOTS).write_slots)
+    slots = np.asarray(empty_step(Bucket("prefill", 64, 8, 4), NUM_SLOTS).inputs.write_slots)
     assert [changed_slots(slots, layer) for layer in range(NUM_LAYERS)] == [[], []]
 
 

@@ -1,6 +1,6 @@
 """Between steps the device is read at most once, and after a chunk that ends no prompt not at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -16,10 +16,11 @@ class OnDevice:
 
     def __init__(self, tokens: jax.Array) -> None:
         self.tokens = tokens
+        self.shape, self.dtype = tokens.shape, tokens.dtype
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The sizes in bytes of what was read from the device; steps of the engine give OnDevice."""
     sizes: list[int] = []
     device_get, compile_step = jax.device_get, tiny_engine().runner.compile
@@ -33,14 +34,17 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         step = compile_step(*args)
 
         def run(*inputs: Any) -> tuple[jax.Array, OnDevice]:
-            kv, tokens = step(*inputs)
+            kv, tokens = step(*(value.tokens if isinstance(value, OnDevice) else value for value in inputs))
             return kv, OnDevice(tokens)
 
         return run
 
     monkeypatch.setattr(jax, "device_get", read)
     monkeypatch.setattr(tiny_engine().runner, "compile", compile_guarded)
-    return sizes
+    yield sizes
+    # The engine is kept for other tests, and its last tokens are an OnDevice.
+    tiny_engine().flush_cache()
+    tiny_engine().runner.renew_pool()
 
 
 def step_guarded(engine: Engine) -> int:

@@ -15,7 +15,7 @@ from radix_jax import LLM, Engine, EngineConfig, SamplingParams
 from radix_jax.functional import init_kv, prefill
 from radix_jax.plan import Bucket, StepPlan, StepRow
 from radix_jax.request import Request
-from radix_jax.runner.pack import pack_inputs
+from radix_jax.runner.pack import Packer
 
 # Minutes where the machine has other work too.
 pytestmark = pytest.mark.timeout(900)
@@ -64,11 +64,8 @@ def test_first_logits(real: Real) -> None:
         next_page += num_pages
         rows.append(StepRow(request=request, token_ids=prompt, start=0, pages=pages, samples=True))
     bucket = Bucket("prefill", 512, len(rows), num_pages=10)
-    inputs = pack_inputs(
-        StepPlan("prefill", tuple(rows), bucket),
-        page_size=PAGE_SIZE,
-        num_slots=params.config.num_layers * next_page * PAGE_SIZE,
-    )
+    packer = Packer(page_size=PAGE_SIZE, num_slots=params.config.num_layers * next_page * PAGE_SIZE)
+    inputs = packer.pack(StepPlan("prefill", tuple(rows), bucket, len(rows))).inputs
     kv = init_kv(params.config, next_page, PAGE_SIZE)
     _, logits = jax.jit(prefill, donate_argnums=1)(params, kv, inputs)
     for row, golden in zip(np.asarray(logits), GOLDEN, strict=True):

@@ -28,8 +28,15 @@ def expected() -> list[list[int]]:
         {"partial_pages": False},
         {"page_size": 2},
         {"page_size": 16},
+        {"overlap": False},
+        {"mixed_steps": True},
+        {"mixed_steps": True, "overlap": False, "max_prefill_tokens": 128},
+        {"max_consecutive_prefills": 1},
+        {"schedule_policy": "dfs-weight"},
+        {"schedule_policy": "hrrn"},
+        {"schedule_policy": "random"},
     ],
-    ids=["chunked", "cache_off", "whole", "fcfs", "shortest_first", "whole_pages", "page_size_2", "page_size_16"],
+    ids=lambda fields: "-".join(f"{name}={value}" for name, value in fields.items()) or "chunked",
 )
 def test_batched_twice(fields: dict[str, Any], expected: list[list[int]]) -> None:
     """Cold, and from what the first round left in the cache."""
@@ -102,4 +109,55 @@ def test_with_aborts_in_between(expected: list[list[int]]) -> None:
     for end, ids in zip(ends, expected, strict=True):
         assert end.token_ids == ids[: len(end.token_ids)]
         assert end.finish_reason == "abort" or len(end.token_ids) == NUM_TOKENS
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("mixed_steps", [True, False])
+def test_after_retraction(overlap: bool, mixed_steps: bool) -> None:
+    """Long outputs of requests that are let in for a part of them, in a pool that can't hold them all."""
+    engine = tiny_engine(page_size=2, num_pages=61, overlap=overlap, mixed_steps=mixed_steps)
+    prompts = random_prompts(8, lens=(1, 20), num_stems=2, seed=21)
+    before = engine.stats()
+    outputs = generate(engine, prompts, greedy(60))
+    assert token_ids(outputs) == [dense_greedy(prompt, 60) for prompt in prompts]
+    assert engine.stats().num_retractions > before.num_retractions
+    assert_idle(engine)
+
+
+def test_priorities_take_places_and_change_no_token(expected: list[list[int]]) -> None:
+    engine = tiny_engine(max_running_requests=2)
+    before = engine.stats()
+    request_ids, outputs = [], {}
+    for place, prompt in enumerate(PROMPTS):
+        request_ids.append(engine.add_request(prompt, greedy(NUM_TOKENS), priority=place % 4))
+        outputs |= {output.request_id: output for output in engine.step()}
+        engine.check_integrity()
+    outputs |= finish(engine)
+    assert token_ids([outputs[request_id] for request_id in request_ids]) == expected
+    assert engine.stats().num_retractions > before.num_retractions
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("after", range(14))
+@pytest.mark.parametrize("then", ["resume", "abort"])
+def test_retracted_at_any_point(after: int, then: str) -> None:
+    """While the prompt is computed in chunks, at the first token, and later."""
+    engine = tiny_engine(overlap=False, max_prefill_tokens=16)
+    engine.flush_cache()
+    prompt = random_prompts(1, lens=(70, 71), seed=22)[0]
+    request_id = engine.add_request(prompt, greedy(10))
+    for _ in range(after):
+        engine.step()
+    scheduler = engine._scheduler
+    if request_id in scheduler.states and scheduler._running.get(request_id) is not None:
+        scheduler._retract(scheduler.states[request_id])
+        engine.check_integrity()
+        assert (scheduler.num_running, scheduler.num_waiting) == (0, 1)
+    if then == "abort":
+        engine.abort(request_id)
+    elif request_id in scheduler.states:
+        [output] = finish(engine).values()
+        assert output.outputs[0].token_ids == dense_greedy(prompt, 10)
+        assert output.cached_tokens == 0, "what it finds of its own is no hit"
     assert_idle(engine)

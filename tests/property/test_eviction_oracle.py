@@ -39,7 +39,11 @@ SORTED_BY: dict[str, Callable[[Record], Any]] = {
 steps = st.lists(st.tuples(st.sampled_from(["insert", "match", "hold"]), st.integers(0, 10**6)), max_size=60)
 
 
-@pytest.mark.parametrize("policy", EVICTION_POLICIES)
+def test_every_policy_but_the_one_that_learns_is_tried():
+    assert {*SORTED_BY, "reuse-rate"} == set(EVICTION_POLICIES)
+
+
+@pytest.mark.parametrize("policy", SORTED_BY)
 @settings(max_examples=25)
 @given(steps=steps, page_size=st.sampled_from([1, 2, 4, 16]))
 def test_leaves_go_in_the_order_of_the_rule(policy: str, steps: list[tuple[str, int]], page_size: int):

@@ -34,7 +34,9 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         cached_len = self.driver.cache.match_len(prompt[:-1], namespace)
         request = self.driver.start(prompt, output, namespace)
         if request is not None:
-            assert request.computed_len == cached_len < len(prompt)
+            assert request.handle.cached_len == cached_len < len(prompt)
+            donor_len = 0 if request.donor is None else request.donor.donor_len
+            assert cached_len + donor_len < len(prompt)
 
     @precondition(lambda self: self.driver.running)
     @rule(place=places, num_tokens=st.integers(1, 40))
@@ -74,12 +76,12 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @rule()
     def reset(self):
         cache = self.driver.cache
-        if cache.tree.protected_size:
+        if cache.num_protected:
             with pytest.raises(HandleError):
                 cache.reset()
         else:
             cache.reset()
-            assert cache.tree.total_size == 0
+            assert cache.tree.total_size == cache.num_evictable == 0
 
     @invariant()
     def audit(self):

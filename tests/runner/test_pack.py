@@ -1,14 +1,15 @@
 """From a StepPlan to arrays, number for number."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from radix_jax.plan import Bucket, PageCopy, StepKind, StepPlan, StepRow
 from radix_jax.request import Request, SamplingParams
-from radix_jax.runner.pack import empty_copies, empty_inputs, empty_sampling, pack_copies, pack_inputs, pack_sampling
+from radix_jax.runner.pack import PackedStep, Packer, empty_copies, empty_step, pack_copies, split
 
 PAGE_SIZE = 4
 NUM_SLOTS = 1000
@@ -29,7 +30,16 @@ def make_row(start: int, token_ids: list[int], pages: list[int], *, samples: boo
 
 
 def make_plan(kind: StepKind, rows: list[StepRow], num_tokens: int, num_rows: int = 4) -> StepPlan:
-    return StepPlan(kind=kind, rows=tuple(rows), bucket=Bucket(kind, num_tokens, num_rows, num_pages=5))
+    return StepPlan(kind, tuple(rows), Bucket(kind, num_tokens, num_rows, num_pages=5), num_prompt_rows=len(rows))
+
+
+def make_packer() -> Packer:
+    return Packer(page_size=PAGE_SIZE, num_slots=NUM_SLOTS)
+
+
+def step_arrays(step: PackedStep) -> list[np.ndarray]:
+    """All arrays of a packed step, in the order of the buffer."""
+    return [getattr(part, field.name) for part in (step.inputs, step.sampling) for field in fields(part)]
 
 
 def test_ragged_prefill() -> None:
@@ -38,7 +48,7 @@ def test_ragged_prefill() -> None:
         make_row(6, [21, 22, 23, 24], [2, 9, 5]),  # in the middle of its second page, into its third
         make_row(8, [31], [4, 3, 6]),
     ]
-    inputs = pack_inputs(make_plan("prefill", rows, 12), page_size=PAGE_SIZE, num_slots=NUM_SLOTS)
+    inputs = make_packer().pack(make_plan("prefill", rows, 12)).inputs
     assert inputs.token_ids.tolist() == [11, 12, 13, 21, 22, 23, 24, 31, 0, 0, 0, 0]
     assert inputs.positions.tolist() == [0, 1, 2, 6, 7, 8, 9, 8, 0, 0, 0, 0]
     assert inputs.page_table.tolist() == [[7, 0, 0, 0, 0], [2, 9, 5, 0, 0], [4, 3, 6, 0, 0], [0, 0, 0, 0, 0]]
@@ -49,7 +59,7 @@ def test_ragged_prefill() -> None:
 
 def test_decode() -> None:
     rows = [make_row(3, [5], [8]), make_row(4, [6], [1, 2])]
-    inputs = pack_inputs(make_plan("decode", rows, 4), page_size=PAGE_SIZE, num_slots=NUM_SLOTS)
+    inputs = make_packer().pack(make_plan("decode", rows, 4)).inputs
     assert inputs.token_ids.tolist() == [5, 6, 0, 0]
     assert inputs.positions.tolist() == [3, 4, 0, 0]
     assert inputs.kv_lens.tolist() == [4, 5, 0, 0]
@@ -59,14 +69,14 @@ def test_decode() -> None:
 
 def test_a_full_bucket_has_no_padding() -> None:
     rows = [make_row(i, [i], [i + 1]) for i in range(4)]
-    inputs = pack_inputs(make_plan("decode", rows, 4), page_size=PAGE_SIZE, num_slots=NUM_SLOTS)
+    inputs = make_packer().pack(make_plan("decode", rows, 4)).inputs
     assert inputs.cu_q_lens.tolist() == [0, 1, 2, 3, 4]
     assert inputs.write_slots.tolist() == [4, 9, 14, 19]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 8])
 def test_padding_writes_to_distinct_slots_past_the_pool(num_tokens: int) -> None:
-    inputs = empty_inputs(Bucket("prefill", num_tokens, 2, 3), NUM_SLOTS)
+    inputs = empty_step(Bucket("prefill", num_tokens, 2, 3), NUM_SLOTS).inputs
     assert inputs.write_slots.tolist() == list(range(NUM_SLOTS, NUM_SLOTS + num_tokens))
     assert not inputs.page_table.any()
     assert not inputs.kv_lens.any()
@@ -74,15 +84,48 @@ def test_padding_writes_to_distinct_slots_past_the_pool(num_tokens: int) -> None
 
 def test_the_same_plan_gives_the_same_types_and_never_the_same_memory() -> None:
     """A queued step may still read the arrays of the step before."""
-    plan = make_plan("decode", [make_row(3, [5], [8])], 4)
-    packs = [(pack_inputs(plan, page_size=4, num_slots=NUM_SLOTS), pack_sampling(plan)) for _ in range(2)]
-    empties = empty_inputs(plan.bucket), empty_sampling(4)
-    for once, again, empty in zip(packs[0], packs[1], empties, strict=True):
-        for field in fields(once):
-            first, second, third = (getattr(pack, field.name) for pack in (once, again, empty))
-            np.testing.assert_array_equal(first, second)
-            assert not np.shares_memory(first, second)
-            assert (first.dtype, first.shape) == (third.dtype, third.shape)
+    plan, packer = make_plan("decode", [make_row(3, [5], [8])], 4), make_packer()
+    first, second, empty = packer.pack(plan), packer.pack(plan), empty_step(plan.bucket)
+    assert not np.shares_memory(first.buffer, second.buffer)
+    for once, again, padding in zip(*(step_arrays(step) for step in (first, second, empty)), strict=True):
+        np.testing.assert_array_equal(once, again)
+        assert np.shares_memory(once, first.buffer)
+        assert (once.dtype, once.shape) == (padding.dtype, padding.shape)
+
+
+def test_a_buffer_holds_each_array_once_and_nothing_else() -> None:
+    step = empty_step(Bucket("prefill", 8, 4, 5), NUM_SLOTS)
+    step.buffer[:] = np.arange(len(step.buffer))
+    values = np.concatenate([array.view(np.int32).ravel() for array in step_arrays(step)])
+    assert values.tolist() == list(range(len(step.buffer)))
+
+
+def test_a_jitted_step_finds_in_the_buffer_what_was_packed() -> None:
+    rows = [make_row(3, [5], [8], temperature=0.5, top_p=0.9, seed=2**63 - 1), make_row(4, [6], [1, 2])]
+    plan = make_plan("decode", rows, 4)
+    packed = make_packer().pack(plan)
+    found = jax.jit(split, static_argnums=1)(packed.buffer, plan.bucket)
+    for array, other in zip(jax.tree.leaves(found), step_arrays(packed), strict=True):
+        assert array.dtype == other.dtype
+        np.testing.assert_array_equal(array, other)
+
+
+def test_a_packer_packs_each_plan_as_a_new_one_would() -> None:
+    """What it keeps of one plan never shows in the next: rows come, go, change places, and grow by pages."""
+    rng, packer = np.random.default_rng(0), make_packer()
+    rows = [
+        make_row(3, [5], [8], temperature=1.0, seed=7),
+        make_row(5, [6], [1, 2], temperature=0.0),
+        make_row(6, [7, 8], [3, 4, 5], temperature=0.5, top_k=3),
+        make_row(0, [1, 2, 3, 4], [9], temperature=0.7, samples=False),
+    ]
+    for _ in range(60):
+        place = int(rng.integers(4))
+        rows[place] = rows[place]._replace(pages=np.append(rows[place].pages[:3], rng.integers(1, 99)).astype(np.int32))
+        chosen = [rows[place] for place in rng.permutation(4)[: rng.integers(1, 5)]]
+        plan = make_plan("prefill", chosen, 8, num_rows=int(rng.choice([4, 6])))
+        for array, other in zip(step_arrays(packer.pack(plan)), step_arrays(make_packer().pack(plan)), strict=True):
+            np.testing.assert_array_equal(array, other)
 
 
 def test_sampling_rows() -> None:
@@ -91,7 +134,7 @@ def test_sampling_rows() -> None:
         make_row(9, [5], [8], temperature=2.0, top_k=-1, seed=2**32 + 5),
         make_row(9, [5], [8], temperature=0.0, top_k=7, top_p=0.9, min_p=0.25, seed=9),
     ]
-    sampling = pack_sampling(make_plan("decode", rows, 4))
+    sampling = make_packer().pack(make_plan("decode", rows, 4)).sampling
     assert sampling.temperature.tolist() == [0.5, 2.0, 0.0, 0.0]
     assert sampling.top_k.tolist() == [7, 0, 0, 0]
     assert sampling.top_p.tolist() == [np.float32(0.9), 1.0, 1.0, 1.0]
@@ -102,22 +145,24 @@ def test_sampling_rows() -> None:
 
 
 def test_sampling_values_beyond_32_bits_mean_the_same_as_the_largest_ones() -> None:
-    sampling = pack_sampling(make_plan("decode", [make_row(3, [5], [8], temperature=1e300, top_k=2**40)], 1))
+    sampling = (
+        make_packer().pack(make_plan("decode", [make_row(3, [5], [8], temperature=1e300, top_k=2**40)], 1)).sampling
+    )
     assert sampling.temperature[0] == np.finfo(np.float32).max
     assert sampling.top_k[0] == 2**31 - 1
 
 
 def test_a_chunk_that_samples_nothing_is_greedy() -> None:
     rows = [make_row(0, [1, 2, 3, 4], [8], temperature=1.0, top_k=3, samples=False), make_row(0, [1], [2])]
-    sampling = pack_sampling(make_plan("prefill", rows, 8))
+    sampling = make_packer().pack(make_plan("prefill", rows, 8)).sampling
     assert sampling.temperature.tolist() == [0.0, 1.0, 0.0, 0.0]
     assert sampling.top_k.tolist() == [0, 0, 0, 0]
 
 
 def test_copies_are_padded_to_the_rows_of_the_bucket() -> None:
     rows = [make_row(3, [1], [7]), make_row(0, [1], [2]), make_row(6, [1], [4, 9])]
-    rows[0] = replace(rows[0], copy=PageCopy(source=5, target=7, num_tokens=3))
-    rows[2] = replace(rows[2], copy=PageCopy(source=8, target=9, num_tokens=2))
+    rows[0] = rows[0]._replace(copy=PageCopy(source=5, target=7, num_tokens=3))
+    rows[2] = rows[2]._replace(copy=PageCopy(source=8, target=9, num_tokens=2))
     plan = make_plan("prefill", rows, 64)
     copies = pack_copies(plan, num_pages=20)
     assert copies.sources.tolist() == [5, 8, 0, 0]

@@ -1,7 +1,7 @@
 """Who is refused at once, who waits, and that what was admitted always ends."""
 
 import pytest
-from scheduling import FakeModel, RequestMaker, expected_output, make_scheduler, run_all, step
+from scheduling import FakeModel, RequestMaker, expected_output, make_scheduler, names, run_all, step
 
 from radix_jax.cache import OutOfPages
 
@@ -69,19 +69,26 @@ def test_a_request_that_fills_the_pool_to_the_last_page_runs(page_size: int, ena
         scheduler.check_admissible(make(range(num_slots - 3), 5))
 
 
-def test_the_whole_output_is_reserved_before_a_request_runs() -> None:
+def test_of_those_admitted_together_the_whole_output_is_reserved() -> None:
+    scheduler = make_scheduler(num_pages=21, schedule_policy="fcfs")
+    make = RequestMaker()
+    scheduler.add(make([1, 2], 11))
+    scheduler.add(make([3, 4], 8))
+    # 2 + 10 of 20 slots are spoken for, and 2 + 7 are asked for.
+    assert names(scheduler.plan()) == ["r0"]
+
+
+@pytest.mark.parametrize(("max_tokens", "is_admitted"), [(8, True), (9, True), (10, False)])
+def test_of_those_that_run_a_share_of_the_output_is_reserved(max_tokens: int, is_admitted: bool) -> None:
     scheduler = make_scheduler(num_pages=21, schedule_policy="fcfs")
     model, make = FakeModel(21, 1), RequestMaker()
     scheduler.add(make([1, 2], 11))
-    scheduler.add(make([3, 4], 8))
-    # 12 of 20 slots are spoken for, 9 are asked for, though 18 are free.
-    for _ in range(10):
-        step(scheduler, model)
-        assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)
+    scheduler.add(make([3, 4], max_tokens))
     step(scheduler, model)
+    # Of 20 slots r0 has 2 and needs 1 for its known token. Of its 9 others, 0.7 make 6.3, so 7.
+    # That leaves 20 - 2 - 1 - 7 = 10 for r1: 2 + max_tokens - 1.
     plan, _ = step(scheduler, model)
-    assert plan is not None
-    assert [row.request.request_id for row in plan.rows] == ["r1"]
+    assert names(plan) == (["r1"] if is_admitted else ["r0"])
 
 
 def test_the_count_is_made_again_under_the_lock() -> None:

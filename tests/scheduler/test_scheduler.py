@@ -2,20 +2,19 @@
 
 import numpy as np
 import pytest
-from scheduling import VOCAB_SIZE, FakeModel, RequestMaker, expected_output, make_scheduler, run_all, step
+from scheduling import (
+    VOCAB_SIZE,
+    FakeModel,
+    RequestMaker,
+    expected_output,
+    make_scheduler,
+    names,
+    run_all,
+    spans,
+    step,
+)
 
-from radix_jax.plan import StepPlan
 from radix_jax.scheduler import Scheduler
-
-
-def names(plan: StepPlan | None) -> list[str]:
-    return [row.request.request_id for row in plan.rows] if plan is not None else []
-
-
-def spans(plan: StepPlan | None) -> list[tuple[str, int, int, bool]]:
-    """(request, start, end, samples) of each row."""
-    assert plan is not None
-    return [(row.request.request_id, row.start, row.end, row.samples) for row in plan.rows]
 
 
 def test_nothing_to_do_is_none() -> None:
@@ -107,14 +106,18 @@ def test_rows_and_tokens_of_a_step_are_limited() -> None:
     assert names(step(scheduler, model)[0]) == ["r3", "r4"]
 
 
-def test_the_first_of_a_group_computes_and_the_others_hit() -> None:
+def test_the_first_of_a_group_computes_and_the_others_hit_in_the_same_step() -> None:
     scheduler, model, make = make_scheduler(page_size=4), FakeModel(257, 4), RequestMaker()
     stem = list(range(9))
     for tail in (1, 2, 3):
         scheduler.add(make([*stem, tail, tail], 2))
     scheduler.add(make([50, 51], 2))
-    assert spans(step(scheduler, model)[0]) == [("r0", 0, 11, True), ("r3", 0, 2, True)]
-    assert spans(step(scheduler, model)[0]) == [("r1", 8, 11, True), ("r2", 8, 11, True)]
+    assert sorted(spans(step(scheduler, model)[0])) == [
+        ("r0", 0, 11, True),
+        ("r1", 8, 11, True),
+        ("r2", 8, 11, True),
+        ("r3", 0, 2, True),
+    ]
 
 
 def test_the_group_waits_for_the_chunk_that_holds_its_pages_and_no_longer() -> None:
@@ -141,10 +144,10 @@ def test_a_like_page_after_unlike_beginnings_does_not_wait() -> None:
 def test_a_group_goes_on_though_another_request_waits_for_room() -> None:
     scheduler, model, make = make_scheduler(page_size=4, num_pages=9), FakeModel(9, 4), RequestMaker()
     scheduler.add(make([*range(9), 1], 6))
-    scheduler.add(make([*range(9), 2], 6))
     scheduler.add(make(range(50, 70), 6))
-    assert names(step(scheduler, model)[0]) == ["r0"]
-    assert spans(step(scheduler, model)[0]) == [("r1", 8, 10, True)]
+    scheduler.add(make([*range(9), 2], 6))
+    # r1 came before r2, but asks for 7 of 8 pages.
+    assert spans(step(scheduler, model)[0]) == [("r0", 0, 10, True), ("r2", 8, 10, True)]
     assert run_all(scheduler, model).keys() == {"r0", "r1", "r2"}
 
 
@@ -287,22 +290,27 @@ def test_abort_of_a_waiting_request_wakes_the_one_behind_it() -> None:
     assert names(step(scheduler, model)[0]) == ["r2"]
 
 
-def test_one_plan_at_a_time_committed_once_with_one_token_a_row() -> None:
+def test_each_plan_is_committed_once_in_order_with_one_token_a_row() -> None:
     scheduler, make = make_scheduler(), RequestMaker()
     scheduler.add(make([1, 2]))
-    plan = scheduler.plan()
-    assert plan is not None
-    with pytest.raises(RuntimeError, match="not committed"):
+    first, second = scheduler.plan(), scheduler.plan()
+    assert first is not None
+    assert second is not None
+    with pytest.raises(RuntimeError, match="2 plans are not committed; commit the older one first"):
         scheduler.plan()
-    with pytest.raises(ValueError, match="2 tokens for 1 rows"):
-        scheduler.commit(plan, np.zeros(2, np.int32))
-    scheduler.commit(plan, np.zeros(1, np.int32))
-    with pytest.raises(ValueError, match="not in flight"):
-        scheduler.commit(plan, np.zeros(1, np.int32))
-    # A step that never came back does not block those who come after its requests are gone.
-    assert scheduler.plan() is not None
-    scheduler.abort("r0")
-    assert scheduler.plan() is None
+    one = np.zeros(1, np.int32)
+    with pytest.raises(ValueError, match="not the oldest in flight"):
+        scheduler.commit(second, one)
+    for shape in (2, (1, 2), 0):
+        with pytest.raises(ValueError, match=r"for 1 rows and 1 steps; give one a row"):
+            scheduler.commit(first, np.zeros(shape, np.int32))
+    scheduler.commit(first, one)
+    with pytest.raises(ValueError, match="not the oldest in flight"):
+        scheduler.commit(first, one)
+    scheduler.commit(second, one)
+    with pytest.raises(ValueError, match="not the oldest in flight"):
+        scheduler.commit(second, one)
+    assert scheduler.states["r0"].output_ids.tolist() == [0, 0]
 
 
 def test_an_id_in_use_is_refused() -> None:
@@ -311,12 +319,6 @@ def test_an_id_in_use_is_refused() -> None:
     with pytest.raises(ValueError, match="request_id 'a' is in use"):
         scheduler.add(make([2], request_id="a"))
     assert scheduler.num_waiting == 1
-
-
-def test_settings_that_contradict_the_cache_are_refused() -> None:
-    cache = make_scheduler(page_size=4, num_pages=9).cache
-    with pytest.raises(ValueError, match=r"page_size=8, num_pages=9 differ from the cache's 4 and 9"):
-        make_scheduler(page_size=8, num_pages=9, cache=cache)
 
 
 def test_counts() -> None:
@@ -329,9 +331,9 @@ def test_counts() -> None:
     stats = scheduler.stats
     assert (stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_prefill_tokens) == (20, 8, 12)
     assert (stats.num_output_tokens, stats.num_finished, stats.num_aborted) == (6, 2, 1)
-    assert stats.num_steps == {"prefill": 2, "decode": 2}
-    assert stats.num_tokens == {"prefill": 12, "decode": 4}
-    assert stats.num_padded_tokens == {"prefill": 128, "decode": 16}
+    assert stats.num_steps == {"prefill": 1, "decode": 2, "mixed": 0}
+    assert stats.num_tokens == {"prefill": 12, "decode": 4, "mixed": 0}
+    assert stats.num_padded_tokens == {"prefill": 64, "decode": 16, "mixed": 0}
 
 
 def test_reset_drops_all_requests_and_keeps_the_cache() -> None:
@@ -339,14 +341,19 @@ def test_reset_drops_all_requests_and_keeps_the_cache() -> None:
     for first in (0, 100, 200):
         scheduler.add(make(range(first, first + 12), 4))
     step(scheduler, model)
-    scheduler.plan()
+    plan = scheduler.plan()
+    assert plan is not None
+    model.run(plan)
     scheduler.reset()
     assert not scheduler.has_unfinished
     assert all_given_back(scheduler)
-    assert scheduler.stats.num_steps == {"prefill": 0, "decode": 0}
-    assert scheduler.cache.tree.total_size == 8
+    assert scheduler.stats.num_steps == {"prefill": 0, "decode": 0, "mixed": 0}
+    # The plan in flight counts as run: 8 + 4 tokens of r0, 4 of r1.
+    assert scheduler.cache.tree.total_size == 16
+    with pytest.raises(ValueError, match="not the oldest in flight"):
+        scheduler.commit(plan, np.zeros(2, np.int32))
     request = make(range(12), 4)
     scheduler.add(request)
     [state] = run_all(scheduler, model).values()
-    assert state.cached_len == 8
+    assert state.cached_len == 11
     assert state.output_ids.tolist() == expected_output(request)

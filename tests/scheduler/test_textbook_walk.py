@@ -44,8 +44,8 @@ def test_match_schedule_lock_allocate_insert_unlock_evict_free() -> None:
     assert row.pages[:4].tolist() == shared_slots
     assert not set(row.pages[4:].tolist()) & set(shared_slots)
     assert len(row.pages) == 6
-    assert sizes() == (0, 4, 4)
-    # Insert: the prompt is shared before the request ends.
+    # Insert: the prompt is shared as soon as its step is planned, since steps run in order.
+    assert sizes() == (0, 6, 4)
     scheduler.commit(plan, model.run(plan))
     assert sizes() == (0, 6, 4)
     # Decode: one more slot, private until the end. Then unlock: all that R1 computed can be evicted.
@@ -69,7 +69,7 @@ def test_match_schedule_lock_allocate_insert_unlock_evict_free() -> None:
     assert (row.start, row.token_ids.tolist()) == (4, [41, 42, 43])
     assert row.pages[:4].tolist() == shared_slots
     assert not set(row.pages[4:].tolist()) & set(shared_slots)
-    assert sizes() == (3, 4, 0)
+    assert sizes() == (3, 7, 0)
     scheduler.commit(plan, model.run(plan))
     assert sizes() == (3, 7, 0)
     # No slot is free, so R1's leaves are evicted: never S, which R2 holds.

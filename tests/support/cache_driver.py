@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from radix_jax.cache import OutOfPages, PagePool, PrefixCache, PrefixHandle, RadixTree
+from radix_jax.cache import MatchResult, OutOfPages, PagePool, PrefixCache, PrefixHandle, RadixTree
+from radix_jax.viz import TreeSnapshot
 
 _MODULUS = 2**61 - 1
 
@@ -29,6 +30,7 @@ class DrivenRequest:
     handle: PrefixHandle
     pages: np.ndarray
     computed_len: int
+    donor: MatchResult | None  # with a locked donor, until the first tokens are computed
 
 
 class CacheDriver:
@@ -41,11 +43,22 @@ class CacheDriver:
         self.running: list[DrivenRequest] = []
 
     def start(self, prompt: Sequence[int], output: Sequence[int], namespace: Hashable = None) -> DrivenRequest | None:
-        """Admit a request: match, lock, allocate pages for the rest of the prompt. None if the pages are too few."""
+        """Admit a request: match, lock, allocate pages for the rest of the prompt; without the donor if it must be.
+
+        None if the pages are too few.
+        """
         ids = np.asarray([*prompt, *output], np.int32)
         match = self.cache.match_prefix(ids[: len(prompt) - 1], namespace)
+        match = self.cache.match_prefix(ids[: len(prompt) - 1], namespace, match.handle)
         self.cache.lock(match.handle)
-        pages = self._allocate(-(-len(prompt) // self.page_size) - len(match.pages))
+        donor = None if match.donor_handle is None else match
+        if match.donor_handle is not None:
+            self.cache.lock(match.donor_handle)
+        num_pages = -(-len(prompt) // self.page_size) - len(match.pages)
+        pages = self._allocate(num_pages)
+        if pages is None and match.donor_handle is not None:
+            self.cache.unlock(match.donor_handle)
+            donor, pages = None, self._allocate(num_pages)
         if pages is None:
             self.cache.unlock(match.handle)
             return None
@@ -57,12 +70,14 @@ class CacheDriver:
             handle=match.handle,
             pages=np.concatenate([match.pages, pages]),
             computed_len=match.cached_len,
+            donor=donor,
         )
         self.running.append(request)
         return request
 
     def compute(self, request: DrivenRequest, num_tokens: int) -> bool:
-        """Write the KV of the next tokens; False if that takes a page that nobody can give."""
+        """Write the KV of the next tokens, behind what the donor gives; False if that takes a page that nobody has."""
+        self._copy(request)
         end = min(request.computed_len + num_tokens, len(request.ids))
         num_missing = -(-end // self.page_size) - len(request.pages)
         if num_missing > 0:
@@ -88,21 +103,54 @@ class CacheDriver:
         self.abort(request)
 
     def abort(self, request: DrivenRequest) -> None:
-        """Let go of everything; what was committed stays cached."""
-        self.cache.release(request.handle, request.pages)
+        """Let go of everything; what was committed stays cached, and what is behind it as a tail."""
+        if request.donor is not None and request.donor.donor_handle is not None:
+            self.cache.unlock(request.donor.donor_handle)
+        ids = request.ids[: request.computed_len]
+        self.cache.release(request.handle, request.pages, ids, request.namespace)
         self.running.remove(request)
 
     def audit(self) -> None:
-        """Each page has one owner, counters agree with a recount, and every running request reads its own KV."""
+        """Each page has one owner, counters agree with a recount, requests read their own KV, and tails hold theirs."""
         private = [request.pages[request.handle.cached_len // self.page_size :] for request in self.running]
         self.cache.check_integrity(np.concatenate(private) if private else ())
         tree, pool = self.cache.tree, self.cache.pool
         num_private = sum(map(len, private))
-        assert pool.num_free + tree.total_size // self.page_size + num_private == pool.num_pages - 1
-        assert self.cache.num_available == pool.num_free + tree.evictable_size // self.page_size
+        snapshot = self.cache.snapshot() if self.page_size > 1 else None
+        tails = () if snapshot is None else snapshot.tails
+        num_evictable = tree.evictable_size // self.page_size + sum(tail.num_locks == 0 for tail in tails)
+        assert pool.num_free + tree.total_size // self.page_size + len(tails) + num_private == pool.num_pages - 1
+        assert self.cache.num_available == pool.num_free + num_evictable
+        assert len(tails) <= pool.num_pages // 8 or self.cache.num_protected
         for request in self.running:
             readable = self.kv[request.pages].reshape(-1)[: request.computed_len]
             assert np.array_equal(readable, request.digests[: request.computed_len])
+        if tails and snapshot is not None:
+            self._check_tails(snapshot)
+
+    def _copy(self, request: DrivenRequest) -> None:
+        """Copy what the donor gives, and let go of it."""
+        match, request.donor = request.donor, None
+        if match is None or match.donor_handle is None:
+            return
+        target = request.pages[request.computed_len // self.page_size]
+        self.kv[target, : match.donor_len] = self.kv[match.donor_page, : match.donor_len]
+        request.computed_len += match.donor_len
+        self.cache.unlock(match.donor_handle)
+
+    def _check_tails(self, snapshot: TreeSnapshot) -> None:
+        """What can be found behind a prefix is the KV of its tokens there."""
+        paths: dict[int, list[int]] = {}
+        namespaces: dict[int, Hashable] = {}
+        for node in snapshot.nodes:
+            above = [] if node.parent_id is None else paths[node.parent_id]
+            paths[node.node_id] = [*above, *node.token_ids.tolist()]
+            namespaces[node.node_id] = node.namespace
+        for tail in snapshot.tails:
+            if tail.parent_id is not None:
+                ids = [*paths[tail.parent_id], *tail.token_ids.tolist()]
+                digests = prefix_digests(ids, namespaces[tail.parent_id])[-len(tail.token_ids) :]
+                assert np.array_equal(self.kv[tail.page_id, : len(tail.token_ids)], digests)
 
     def _allocate(self, num_pages: int) -> np.ndarray | None:
         num_available = self.cache.num_available

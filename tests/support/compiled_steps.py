@@ -13,7 +13,7 @@ from tiny import TINY, random_weights
 from radix_jax.functional import init_kv
 from radix_jax.models.registry import make_params
 from radix_jax.plan import Bucket
-from radix_jax.runner.pack import empty_copies, empty_inputs, empty_sampling
+from radix_jax.runner.pack import empty_copies, empty_step
 from radix_jax.runner.runner import copy_step, decode_step, prefill_step
 
 STEPS: dict[str, Callable[..., Any]] = {"prefill": prefill_step, "decode": decode_step}
@@ -35,8 +35,8 @@ def compile_step(kind: str, num_pages: int, *, donate: bool = True) -> jax.stage
     params = make_params(TINY, random_weights(TINY))
     kv = jax.eval_shape(lambda: init_kv(TINY, num_pages, PAGE_SIZE))
     bucket = BUCKETS[kind]
-    step = jax.jit(STEPS[kind], donate_argnums=1 if donate else ())
-    return step.lower(params, kv, empty_inputs(bucket), empty_sampling(bucket.num_rows)).compile()
+    step = jax.jit(functools.partial(STEPS[kind], bucket=bucket), donate_argnums=1 if donate else ())
+    return step.lower(params, kv, np.zeros(8, np.int32), empty_step(bucket).buffer).compile()
 
 
 @functools.cache

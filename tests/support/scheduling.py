@@ -1,13 +1,16 @@
 """Schedulers to drive without a device: a model whose KV is real enough to tell a wrong page, and its oracle."""
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.cache.radix_tree import RadixTree
+from radix_jax.config import SchedulerLimits
 from radix_jax.plan import PageCopy, StepPlan
 from radix_jax.request import Request, SamplingParams
 from radix_jax.scheduler import Buckets, RequestState, Scheduler
@@ -28,25 +31,25 @@ def make_scheduler(
     enable_prefix_cache: bool = True,
     partial_pages: bool = True,
     cache: PrefixCache | None = None,
+    limits: dict[str, Any] | None = None,
 ) -> Scheduler:
-    """A scheduler over a cache of its own, unless one is given."""
+    """A scheduler over a cache of its own, unless one is given. limits: fields of SchedulerLimits."""
     return Scheduler(
-        page_size=page_size,
-        num_pages=num_pages,
-        max_model_len=max_model_len,
-        max_running_requests=max_running_requests,
-        max_prefill_tokens=max_prefill_tokens,
-        schedule_policy=schedule_policy,
-        cache=cache
+        cache
         if cache is not None
         else PrefixCache(RadixTree(page_size, partial_pages=partial_pages), PagePool(num_pages)),
-        enable_prefix_cache=enable_prefix_cache,
-        buckets=Buckets(
+        Buckets(
             page_size=page_size,
             max_model_len=max_model_len,
             max_running_requests=max_running_requests,
             max_prefill_tokens=max_prefill_tokens,
         ),
+        SchedulerLimits(
+            max_running_requests=max_running_requests, max_prefill_tokens=max_prefill_tokens, **(limits or {})
+        ),
+        max_model_len=max_model_len,
+        schedule_policy=schedule_policy,
+        enable_prefix_cache=enable_prefix_cache,
     )
 
 
@@ -64,17 +67,24 @@ class RequestMaker:
         stop_ids: Iterable[int] = (),
         namespace: Hashable = None,
         request_id: str | None = None,
+        priority: int = 0,
+        ignore_eos: bool = False,
+        needs_values: bool = False,
+        routing_key: Hashable = None,
     ) -> Request:
         arrival = next(self._arrivals)
         return Request(
             request_id=request_id or f"r{arrival}",
             token_ids=np.asarray(ids, np.int32),
-            sampling=SamplingParams(temperature=0.0),
+            sampling=SamplingParams(temperature=0.0, ignore_eos=ignore_eos),
             max_tokens=max_tokens,
             stop_ids=frozenset(stop_ids),
             seed=0,
             arrival=arrival,
             namespace=namespace,
+            priority=priority,
+            needs_values=needs_values,
+            routing_key=routing_key,
         )
 
 
@@ -89,26 +99,41 @@ class FakeModel:
     def __init__(self, num_pages: int, page_size: int):
         self._page_size = page_size
         self._kv = np.zeros(num_pages * page_size, np.uint64)
+        self._last = np.zeros(0, np.int32)  # what the last plan sampled
 
     def run(self, plan: StepPlan) -> np.ndarray:
-        """Write the KV of the step's tokens, and give the next token of each row; int32 [rows], -1 where none."""
+        """Write the KV of the step's tokens, and give the next token of each row; int32 [rows], -1 where none; of a
+        plan of several steps [rows, steps].
+
+        As on a device: copies first, then the KV of all rows, of which a row may continue another one's.
+        """
         copied = [(self._part(copy.target, copy), self._kv[self._part(copy.source, copy)]) for copy in plan.copies]
         for slots, kv in copied:
             self._kv[slots] = kv
-        writes = []
-        for row in plan.rows:
-            assert len(row.token_ids) > 0
-            assert len(row.pages) == -(-row.end // self._page_size)
-            slots = self._slots(row.pages, row.end)
-            before = self._kv[slots[row.start - 1]] if row.start else np.uint64(0)
-            writes.append((slots[row.start :], _kv_of(row.token_ids, row.start, before)))
-        written = np.concatenate([slots for slots, _ in writes])
-        assert len(np.unique(written)) == len(written), "two rows write the same slot"
-        assert written.min() >= self._page_size, "the null page is written"
-        for slots, kv in writes:
-            self._kv[slots] = kv
+        ids = [row.token_ids if row.source is None else self._last[row.source : row.source + 1] for row in plan.rows]
+        tokens = [self._run_once(plan, ids, 0)]
+        for step in range(1, plan.num_steps):
+            tokens.append(self._run_once(plan, list(tokens[-1][:, None]), step))
+        self._last = tokens[-1]
+        return tokens[0] if plan.num_steps == 1 else np.stack(tokens, 1)
+
+    def _run_once(self, plan: StepPlan, ids: Sequence[np.ndarray], step: int) -> np.ndarray:
+        written: list[np.ndarray] = []
+        # Rows that continue what this step writes come after the rows that write it: by where they start.
+        for place in sorted(range(len(plan.rows)), key=lambda place: plan.rows[place].start):
+            row, end = plan.rows[place], plan.rows[place].end + step
+            assert len(ids[place]) == len(row.token_ids) > 0
+            assert len(row.pages) == -(-(plan.rows[place].end + plan.num_steps - 1) // self._page_size)
+            slots = self._slots(row.pages, end)
+            start = end - len(ids[place])
+            before = self._kv[slots[start - 1]] if start else np.uint64(0)
+            self._kv[slots[start:]] = _kv_of(ids[place], start, before)
+            written.append(slots[start:])
+        all_written = np.concatenate(written)
+        assert len(np.unique(all_written)) == len(all_written), "two rows write the same slot"
+        assert all_written.min() >= self._page_size, "the null page is written"
         return np.array(
-            [_next_token(self._kv[self._slots(row.pages, row.end)]) if row.samples else -1 for row in plan.rows],
+            [_next_token(self._kv[self._slots(row.pages, row.end + step)]) if row.samples else -1 for row in plan.rows],
             np.int32,
         )
 
@@ -132,6 +157,61 @@ def expected_output(request: Request) -> list[int]:
         if token in request.stop_ids or len(output) == request.max_tokens:
             return output
         kv = np.append(kv, _kv_of(np.array([token], np.int32), len(kv), kv[-1]))
+
+
+def names(plan: StepPlan | None) -> list[str]:
+    """The request of each row."""
+    return [row.request.request_id for row in plan.rows] if plan is not None else []
+
+
+def spans(plan: StepPlan | None) -> list[tuple[str, int, int, bool]]:
+    """(request, start, end, samples) of each row."""
+    assert plan is not None
+    return [(row.request.request_id, row.start, row.end, row.samples) for row in plan.rows]
+
+
+class Ahead:
+    """Drives a scheduler as an engine with overlap does: plans run at once, in their order, and are committed later."""
+
+    def __init__(self, scheduler: Scheduler, model: FakeModel):
+        self.scheduler, self._model = scheduler, model
+        self.in_flight: deque[tuple[StepPlan, np.ndarray]] = deque()
+
+    def plan(self, now: float = 0.0, max_steps: int = 1) -> StepPlan | None:
+        """Plan, and run what was planned."""
+        plan = self.scheduler.plan(now, max_steps)
+        if plan is not None:
+            self.in_flight.append((plan, self._model.run(plan)))
+        self.scheduler.check_integrity()
+        return plan
+
+    def commit(self) -> list[RequestState]:
+        """Commit the oldest plan."""
+        changed = self.scheduler.commit(*self.in_flight.popleft())
+        self.scheduler.check_integrity()
+        return changed
+
+    def step(self) -> StepPlan | None:
+        """Plan one step ahead of the commit; where that is not possible, commit first."""
+        plan = self.plan()
+        if plan is None and self.in_flight:
+            self.commit()
+            plan = self.plan()
+        if len(self.in_flight) == 2:
+            self.commit()
+        return plan
+
+    def run_all(self, max_steps: int = 10_000) -> dict[str, RequestState]:
+        """Step until nothing is left; every finished request by id."""
+        finished: dict[str, RequestState] = {}
+        for _ in range(max_steps):
+            plan = self.plan() if len(self.in_flight) < 2 else None
+            if not self.in_flight:
+                assert not self.scheduler.has_unfinished
+                return finished
+            if plan is None or len(self.in_flight) == 2:
+                finished |= {state.request_id: state for state in self.commit() if state.finish_reason is not None}
+        raise AssertionError(f"not finished after {max_steps} steps")
 
 
 def step(scheduler: Scheduler, model: FakeModel) -> tuple[StepPlan | None, list[RequestState]]:

@@ -85,7 +85,7 @@ class TreeWalk:
     def match(self, ids: list[int], namespace: Hashable, start: Held | None) -> None:
         handle, counted = (None, []) if start is None else (start.handle, start.left)
         match = self.tree.match_prefix(np.array(ids, np.int32), namespace, handle)
-        cached = self.oracle.match(ids, namespace, counted)
+        cached = self.oracle.match(ids, namespace, counted, resumed=start is not None)
         assert match.cached_len == match.handle.cached_len == len(cached) * self.page_size
         assert match.pages.tolist() == [self.oracle.pages[prefix].page_id for prefix in cached]
         self.hold(match.handle, ids, namespace, cached)

@@ -19,6 +19,8 @@ def images() -> dict[str, str]:
         "textbook_splits.svg",
         "textbook_requests.svg",
         "textbook_requests.html",
+        "pins_and_tails.svg",
+        "partial_pages.svg",
     ],
 )
 def test_kept_pictures_are_up_to_date(name: str, images: dict[str, str]):

@@ -1,6 +1,7 @@
 """SVG drawings: well-formed, complete, bounded, without overlaps, and proof against what is in the tokens."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -9,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radix_jax.cache import RadixTree
-from radix_jax.viz import NodeSnapshot, TreeSnapshot, TreeView, render_svg, render_text
+from radix_jax.cache import PagePool, PrefixCache, RadixTree
+from radix_jax.viz import NodeSnapshot, TailSnapshot, TreeSnapshot, TreeView, render_svg, render_text
 from radix_jax.viz.boxes import box_width
 from radix_jax.viz.layout import place
 from radix_jax.viz.outline import Outline
@@ -26,6 +27,7 @@ def snapshot_of(parents: list[int | None], token_ids: list[list[int]], **facts) 
         depths.append(0 if parent is None else depths[parent] + 1)
         defaults = {
             "num_locks": 0,
+            "num_pins": 0,
             "num_hits": 0,
             "namespace": None,
             "state": "root" if parent is None else "evictable",
@@ -87,15 +89,91 @@ def test_states_differ_in_more_than_colour():
     assert re.search(r"\.rj-hidden\{stroke-dasharray", style)
 
 
+def tailed_cache() -> PrefixCache:
+    """Pages of four tokens; a locked and pinned node, a pinned one, a tail under each, one of them locked."""
+    cache = PrefixCache(RadixTree(page_size=4, max_pinned_tokens=100), PagePool(100))
+    for first in (10, 20, 30):
+        match = cache.match_prefix([])
+        cache.lock(match.handle)
+        ids = list(range(first, first + 6))
+        done = cache.commit(ids, cache.allocate(2), match.handle)
+        cache.release(done.handle, done.pages, ids)
+    for first in (10, 20):
+        cache.tree.pin(range(first, first + 4), ttl=9)
+    match = cache.match_prefix(range(10, 16))
+    assert match.donor_handle is not None
+    cache.lock(match.handle)
+    cache.lock(match.donor_handle)
+    return cache
+
+
+def test_pins_and_tails_are_drawn_and_explained():
+    svg = render_svg(tailed_cache().snapshot())
+    lines = texts(svg)
+    assert lines[1] == "page size 4 · 3 nodes · 12 tokens (4 locked, 8 evictable) · 8 pinned · 3 tails of 6 tokens"
+    assert "tail: 14 15 (page 2, 1 lock)" in lines
+    assert "tail: 24 25 (page 4)" in lines
+    assert lines[-5:] == [
+        "locked, and how often",
+        "pinned: evicted last",
+        "evictable, leaves first",
+        "the thicker, the more tokens",
+        "tail: a page filled in part",
+    ]
+    words = hovers(svg)
+    assert "locked by 1, pinned by 1; 4 tokens: 10 11 12 13; page" in words[1]
+    assert "pinned by 1; 4 tokens: 20 21 22 23" in " ".join(words)
+    assert "evictable; 4 tokens: 30 31 32 33" in " ".join(words)
+    assert "pages filled in part, the ends of requests, to copy from; tail: 24 25 (page 4)" in words
+    boxes = [group for group in ElementTree.fromstring(svg).iter(f"{SVG}g") if group.find(f"{SVG}title") is not None]
+    signs = [[element.get("class") for element in box if "rj-p" in (element.get("class") or "")] for box in boxes]
+    assert [[sign for sign in found if sign in ("rj-padlock", "rj-pin")] for found in signs] == [
+        [],
+        ["rj-padlock", "rj-pin"],
+        ["rj-padlock"],
+        ["rj-pin"],
+        [],
+        [],
+        [],
+    ]
+    classes = [rect.get("class") for box in boxes for rect in box.findall(f"{SVG}rect")[:1]]
+    assert classes == [
+        "rj-plain",
+        "rj-locked",
+        "rj-locked rj-tail",
+        "rj-pinned",
+        "rj-evictable rj-tail",
+        "rj-evictable",
+        "rj-evictable rj-tail",
+    ]
+
+
+def test_lost_tails_are_named_so():
+    cache = tailed_cache()
+    cache.free(cache.tree.evict(8))
+    svg = render_svg(cache.snapshot())
+    assert "2 lost tails: 34 35 (page 6), 24 25 (page 4)" in texts(svg)
+    assert any("their prefixes were evicted" in hover for hover in hovers(svg))
+
+
+def test_many_tails_are_one_box():
+    tails = tuple(TailSnapshot(0, np.array([number], np.int32), number, 0) for number in range(20_000))
+    svg = render_svg(TreeSnapshot(4, snapshot_of([None], [[]]).nodes, tails), lambda ids: '<&"\U0001f600' * len(ids))
+    assert len(svg.encode()) < 10_000
+    assert any(line.startswith("20,000 tails: ") and line.endswith("…") for line in texts(svg))
+
+
 def test_colours_follow_the_readers_theme_and_texts_stand_out():
     style = ElementTree.fromstring(render_svg(textbook_tree().snapshot())).findtext(f"{SVG}style") or ""
     light, dark = style.split("@media (prefers-color-scheme:dark)")
     for sheet in (light, dark):
         fills = dict(re.findall(r"(\S+)\{fill:(#\w+)\}", sheet.replace(".rj-tree ", "")))
-        for paper in (".rj-paper", ".rj-locked", ".rj-evictable", ".rj-plain", ".rj-hidden"):
+        for paper in (".rj-paper", ".rj-locked", ".rj-pinned", ".rj-evictable", ".rj-plain", ".rj-hidden"):
             for ink in ("text", ".rj-faint"):
                 assert contrast(fills[ink], fills[paper]) >= 4.5, (ink, paper)
         assert contrast(fills[".rj-locks"], fills[".rj-locked"]) >= 4.5
+        for paper in (".rj-locked", ".rj-pinned"):
+            assert contrast(fills[".rj-pins"], fills[paper]) >= 4.5
         assert contrast(fills[".rj-inverse"], fills[".rj-badge"]) >= 4.5
         assert contrast(fills[".rj-inverse"], fills[".rj-private"]) >= 4.5
 
@@ -236,8 +314,11 @@ def test_a_wide_level_leaves_room_for_what_is_below_it():
     shape=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40), st.booleans()), max_size=30),
     max_nodes=st.integers(1, 40),
     max_depth=st.integers(1, 8),
+    num_between=st.integers(1, 5),
 )
-def test_boxes_never_overlap_and_texts_fit(shape: list[tuple[int, int, bool]], max_nodes: int, max_depth: int):
+def test_boxes_never_overlap_and_texts_fit(
+    shape: list[tuple[int, int, bool]], max_nodes: int, max_depth: int, num_between: int
+):
     parents: list[int | None] = [None]
     for place_of_parent, _, is_root in shape:
         parents.append(None if is_root else place_of_parent % len(parents))
@@ -246,6 +327,10 @@ def test_boxes_never_overlap_and_texts_fit(shape: list[tuple[int, int, bool]], m
     snapshot = snapshot_of(
         [None if parents[old] is None else order.index(parents[old]) for old in order],
         [[] if parents[old] is None else [12345] * lengths[old] for old in order],
+    )
+    tails = [number for number in range(-1, len(order)) if number % num_between == 0]
+    snapshot = replace(
+        snapshot, tails=tuple(TailSnapshot(number, np.arange(9, dtype=np.int32), 1, 1) for number in tails)
     )
     outline = Outline(snapshot, max_nodes, max_depth)
     boxes = place(outline, lambda box: box_width(box, None))

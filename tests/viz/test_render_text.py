@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from radix_jax.cache import RadixTree
-from radix_jax.viz import NodeSnapshot, TreeSnapshot, render_text
+from radix_jax.viz import NodeSnapshot, TailSnapshot, TreeSnapshot, render_text
 
 
 def node(node_id: int, parent_id: int | None, depth: int, token_ids: list[int], **facts) -> NodeSnapshot:
     """A snapshot node at page size 1; unlocked and without hits unless told."""
-    defaults = {"num_locks": 0, "num_hits": 0, "namespace": None, "state": "evictable"}
+    defaults = {"num_locks": 0, "num_pins": 0, "num_hits": 0, "namespace": None, "state": "evictable"}
     if parent_id is None:
         defaults["state"] = "root"
     ids = np.array(token_ids, np.int32)
@@ -41,6 +41,48 @@ def test_drawing_of_a_small_tree():
         "│  └─ 99 · 1 token · 1 page · 0 locks · 0 hits",
         "└─ 7 · 1 token · 1 page · 0 locks · 0 hits",
     ]
+
+
+def tail(parent_id: int | None, token_ids: list[int], page_id: int, num_locks: int = 0) -> TailSnapshot:
+    return TailSnapshot(parent_id, np.array(token_ids, np.int32), page_id, num_locks)
+
+
+def test_pins_and_tails_are_told_of_where_there_are_any():
+    snapshot = TreeSnapshot(
+        page_size=4,
+        nodes=(
+            node(0, None, 0, []),
+            node(1, 0, 1, [1, 2, 3, 4], num_locks=1, num_pins=2, state="locked"),
+            node(2, 1, 2, [5, 6, 7, 8], num_pins=1, state="pinned"),
+        ),
+        tails=(tail(1, [5, 6], 9), tail(None, [7], 12), tail(1, [8], 11, num_locks=1)),
+    )
+    assert render_text(snapshot).splitlines() == [
+        "radix tree · page size 4 · 2 nodes · 8 tokens (4 locked, 4 evictable) · 8 pinned · 3 tails of 4 tokens",
+        "root",
+        "└─ 1 2 3 4 · 4 tokens · 4 pages · 1 lock · 0 hits · 2 pins",
+        "   ├─ 5 6 7 8 · 4 tokens · 4 pages · 0 locks · 0 hits · 1 pin",
+        "   └─ 2 tails: 5 6 (page 9), 8 (page 11, 1 lock)",
+        "lost tail: 7 (page 12)",
+    ]
+    decoded = render_text(snapshot, lambda ids: "".join(map(chr, ids)))
+    assert r"2 tails: '\x05\x06' (page 9), '\x08' (page 11, 1 lock)" in decoded
+
+
+def test_many_tails_take_one_line():
+    tails = tuple(tail(0, [number], number) for number in range(10_000))
+    decoded: list[int] = []
+
+    def decode(ids) -> str:
+        decoded.append(len(ids))
+        return f"{ids[0]}"
+
+    lines = render_text(TreeSnapshot(4, (node(0, None, 0, []),), tails), decode).splitlines()
+    assert len(lines) == 3
+    assert lines[2].startswith("└─ 10,000 tails: '0' (page 0), '1' (page 1), ")
+    assert lines[2].endswith("…")
+    assert len(lines[2]) <= 100
+    assert len(decoded) < 20, "only what is shown is decoded"
 
 
 def test_an_empty_tree_is_a_header():

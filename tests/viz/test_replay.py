@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from radix_jax.cache import RadixTree
+from radix_jax.cache import PagePool, PrefixCache, RadixTree
 from radix_jax.viz import PoolSnapshot, Replay
 from radix_jax.viz.changes import find_changes
 from radix_jax.viz.replay_page import page
@@ -64,6 +64,54 @@ def test_changes_count_pages_of_any_size():
     before = tree.snapshot()
     tree.insert_prefix(range(12), [5, 6, 9])
     assert find_changes(before, tree.snapshot()).summary == "change: +12 tokens (pages 5–6 9)"
+
+
+def test_changes_name_pins_and_tails():
+    cache = PrefixCache(RadixTree(page_size=4, max_pinned_tokens=8), PagePool(17))
+    snapshots = [cache.snapshot()]
+
+    def changes() -> tuple[list[str], str]:
+        snapshots.append(cache.snapshot())
+        found = find_changes(*snapshots[-2:])
+        return [found.badges.get(node.node_id, "") for node in snapshots[-1].nodes], found.summary
+
+    def serve(ids: list[int]) -> None:
+        match = cache.match_prefix([])
+        cache.lock(match.handle)
+        done = cache.commit(ids, cache.allocate(2), match.handle)
+        cache.release(done.handle, done.pages, ids)
+
+    serve([1, 2, 3, 4, 5])
+    assert changes() == (["", "new"], "change: +4 tokens (page 1) · +1 tail (page 2)")
+    first = cache.tree.pin([1, 2, 3, 4], ttl=1)
+    assert changes() == (["", "pinned"], "change: +4 pinned")
+    second = cache.tree.pin([1, 2, 3, 4], ttl=1)
+    assert changes() == (["", "+1 pin"], "")
+    cache.tree.unpin(first)
+    cache.tree.unpin(second)
+    assert changes() == (["", "unpinned"], "change: −4 pinned")
+    donor = cache.match_prefix([1, 2, 3, 4, 5]).donor_handle
+    assert donor is not None
+    cache.lock(donor)
+    assert changes() == (["", "hit"], "change: +1 tail locked")
+    cache.unlock(donor)
+    serve([1, 2, 3, 4, 5, 6])
+    assert changes() == (["", ""], "change: +1 tail (page 4) · −1 tail (page 2) · −1 tail locked")
+
+
+def test_pool_shows_pinned_pages_and_tails():
+    cache = PrefixCache(RadixTree(page_size=2, max_pinned_tokens=8), PagePool(17))
+    match = cache.match_prefix([])
+    cache.lock(match.handle)
+    done = cache.commit([1, 2, 3, 4, 5], cache.allocate(3), match.handle)
+    cache.release(done.handle, done.pages, [1, 2, 3, 4, 5])
+    cache.tree.pin([1, 2], ttl=1)
+    replay = Replay()
+    replay.add("Pin", cache.snapshot(), pool=PoolSnapshot(17, np.empty(0, np.int32)))
+    svg = replay.render_svg()
+    assert {"0 locked", "1 pinned", "2 evictable", "0 private", "13 free"} <= set(texts(svg))
+    cells = [rect.get("class") for rect in ElementTree.fromstring(svg).iter(f"{SVG}rect") if rect.get("width") == "25"]
+    assert cells[:4] == ["rj-pinned", "rj-evictable", "rj-evictable", "rj-hidden"]
 
 
 def test_column_of_drawings_has_every_frame_in_order():

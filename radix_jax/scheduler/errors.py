@@ -1,0 +1,5 @@
+"""What a scheduler refuses for now."""
+
+
+class QueueFull(RuntimeError):
+    """As many requests wait as may; try again later."""
