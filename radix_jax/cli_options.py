@@ -28,7 +28,7 @@ def with_fields(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=defaults.get(field.name, field.default),
-            annotation=Annotated[types[field.name], typer.Option(help=help_of[field.name])],
+            annotation=Annotated[_option_type(types[field.name]), typer.Option(help=help_of[field.name])],
         )
         for field in dataclasses.fields(kind)
         if names is None or field.name in names
@@ -49,6 +49,12 @@ def with_fields(
         return run
 
     return decorate
+
+
+def _option_type(kind: Any) -> Any:
+    """The type of an option: where a field takes a name or a function, only the name can be given."""
+    parts = typing.get_args(kind)
+    return str if str in parts and any(typing.get_origin(part) is Callable for part in parts) else kind
 
 
 def described_fields(kind: type) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """EngineConfig: every setting of an engine and its range. What hangs on the model is checked where it is known."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 AttentionBackend = Literal["auto", "xla", "pallas_gpu", "pallas_tpu", "pallas_interpret"]
 Warmup = Literal["lazy", "full"]
@@ -87,12 +88,14 @@ class EngineConfig:
         "fcfs" or "priority" (by arrival), "dfs-weight" (depth first in the tree of prefixes, where most wait first),
         "hrrn" (highest response ratio), "shortest-prefill-first" (least work, with aging), "lof" (longest output),
         "random" (by `seed`) or "routing-key" (first what has the key of running requests);
-        `radix_jax.scheduler.policy` has the exact rules and how long each lets anybody wait at most.
+        `radix_jax.scheduler.policy` has the exact rules and how long each lets anybody wait at most. In Python also a
+        function of a QueueView: the smallest result first.
     eviction_policy: which unlocked leaf goes first: "lru" or "mru" (least or most recently used), "lfu" (least often),
         "fifo" or "filo" (by creation), "priority" (lowest), "slru" (what was reused twice last), "tlru" (first what a
         next turn can soon recompute), "reuse-credit" (age, less for what was reused), "cost-aware" (first what is
         cheap to recompute) or "reuse-rate" (what is reused least for the time it is kept, learned);
-        `radix_jax.cache.eviction_rules.make_policy` has the exact rules.
+        `radix_jax.cache.eviction_rules.make_policy` has the exact rules. In Python also a function of a NodeView: the
+        smallest result first.
     enable_prefix_cache: False computes every prompt in full.
     dtype: of the weights; None is float32 on CPU and bfloat16 on accelerators.
     kv_dtype: of the pool; None is float32 on CPU and dtype on accelerators.
@@ -123,8 +126,8 @@ class EngineConfig:
     run_timeout_s: float | None = None
     preemption_threshold: int | None = 1
     overlap: bool = True
-    schedule_policy: str = "lpm"
-    eviction_policy: str = "reuse-rate"
+    schedule_policy: str | Callable[..., Any] = "lpm"
+    eviction_policy: str | Callable[..., Any] = "reuse-rate"
     enable_prefix_cache: bool = True
     dtype: str | None = None
     kv_dtype: str | None = None
@@ -155,8 +158,10 @@ class EngineConfig:
         _check_choice("kv_dtype", self.kv_dtype, (None, *get_args(Dtype)))
         _check_choice("warmup", self.warmup, get_args(Warmup))
         _check_choice("attention_backend", self.attention_backend, get_args(AttentionBackend))
-        _check_choice("schedule_policy", self.schedule_policy, SCHEDULE_POLICIES)
-        _check_choice("eviction_policy", self.eviction_policy, EVICTION_POLICIES)
+        if not callable(self.schedule_policy):
+            _check_choice("schedule_policy", self.schedule_policy, SCHEDULE_POLICIES)
+        if not callable(self.eviction_policy):
+            _check_choice("eviction_policy", self.eviction_policy, EVICTION_POLICIES)
         if self.attention_backend not in BUILT_BACKENDS:
             raise NotImplementedError(
                 f"attention_backend={self.attention_backend!r} is not built yet; use one of {', '.join(BUILT_BACKENDS)}"

@@ -26,6 +26,8 @@ from tiny import (
 )
 
 from radix_jax import Engine, EngineConfig, SamplingParams
+from radix_jax.cache import NodeView
+from radix_jax.scheduler import QueueView
 
 EOS = 40
 
@@ -466,6 +468,29 @@ def test_close_gives_the_pool_back() -> None:
         engine.add_request([1, 2, 3])
     # The model is the caller's own, and lives on.
     assert not tiny_llama().embed.get_value().is_deleted()
+
+
+def test_rules_of_ones_own_order_the_queue_and_the_evictions() -> None:
+    evicted: list[int] = []
+
+    def newest_prompt(view: QueueView) -> int:
+        return -view.arrival
+
+    def largest_first(view: NodeView) -> int:
+        evicted.append(view.num_tokens)
+        return -view.num_tokens
+
+    engine = tiny_engine(
+        schedule_policy=newest_prompt, eviction_policy=largest_first, max_running_requests=1, num_pages=20
+    )
+    prompts = prompts_of(30, 30, 30, seed=5)
+    ids = [engine.add_request(prompt, greedy(2)) for prompt in prompts]
+    order: list[str] = []
+    while engine.has_unfinished():
+        order += [output.request_id for output in engine.step() if output.finished]
+    assert order == ids[::-1]
+    assert evicted
+    assert_idle(engine)
 
 
 def test_a_config_with_weights_is_a_model_too() -> None:

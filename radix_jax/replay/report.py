@@ -1,7 +1,8 @@
 """What a simulation comes to: one flat set of figures, for people and for JSON."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -89,8 +90,8 @@ def make_report(trace: Trace, config: EngineConfig, simulation: Simulation, *, o
     padded = sum(stats.num_padded_tokens.values())
     return ReplayReport(
         trace=trace.name,
-        schedule_policy=config.schedule_policy,
-        eviction_policy=config.eviction_policy,
+        schedule_policy=_name_of(config.schedule_policy),
+        eviction_policy=_name_of(config.eviction_policy),
         page_size=config.page_size,
         num_pages=config.num_pages,
         pool_tokens=(config.num_pages - 1) * config.page_size,
@@ -111,3 +112,8 @@ def make_report(trace: Trace, config: EngineConfig, simulation: Simulation, *, o
         num_steps={**stats.num_steps},
         padding=1 - sum(stats.num_tokens.values()) / padded if padded else 0.0,
     )
+
+
+def _name_of(policy: str | Callable[..., Any]) -> str:
+    """Of a rule of one's own, the function's name."""
+    return policy if isinstance(policy, str) else getattr(policy, "__name__", type(policy).__name__)

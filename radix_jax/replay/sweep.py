@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from radix_jax.config import EngineConfig
 from radix_jax.replay.cost_model import CostModel
@@ -16,8 +17,8 @@ from radix_jax.replay.trace import Trace
 class SweepAxes:
     """The values to try; every combination is a run. pool_tokens: sizes of the pool, rounded down to whole pages."""
 
-    schedule_policies: Sequence[str]
-    eviction_policies: Sequence[str]
+    schedule_policies: Sequence[str | Callable[..., Any]]
+    eviction_policies: Sequence[str | Callable[..., Any]]
     page_sizes: Sequence[int]
     pool_tokens: Sequence[int]
 
