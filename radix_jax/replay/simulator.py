@@ -63,12 +63,16 @@ def simulate(
     The clock jumps over decode steps before the next arrival, as far as the scheduler plans several at once; that
     changes no time. A request ends after its `output_len` tokens. One that can never run is refused, as the engine
     would, and noted.
-    config: as an engine's; num_pages must be given; max_model_len None is the longest request of the trace.
+    config: as an engine's; num_pages must be given; max_model_len None is the longest request of the trace. A replay
+        has no time-outs and no end of the queue.
     on_finished: gets the number of requests that ended or were refused so far, for a progress bar.
 
     Raises:
-        ValueError: num_pages is not given, or a limit that the scheduler refuses.
+        ValueError: num_pages is not given, a limit that the scheduler refuses, or one that a replay does not have.
     """
+    for name in ("max_queued_requests", "queue_timeout_s", "run_timeout_s"):
+        if getattr(config, name) is not None:
+            raise ValueError(f"{name}={getattr(config, name)}: a replay drops no requests; leave it out")
     return _Run(trace, config, costs or CostModel(), on_finished or (lambda count: None)).run()
 
 
@@ -166,7 +170,8 @@ class _Run:
         context_len = sum(state.num_tokens for state in scheduler.states.values())
         gap_s = self.trace[self.next_place].arrival_s - self.now_s
         few, enough = 0, 1
-        while self.decode_s(scheduler, context_len, enough) < gap_s:
+        # Steps that cost nothing would never fill the gap, but by max_len of them everybody has ended.
+        while enough < self.trace.max_len and self.decode_s(scheduler, context_len, enough) < gap_s:
             few, enough = enough, 2 * enough
         while enough - few > 1:
             middle = (few + enough) // 2
