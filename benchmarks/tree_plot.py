@@ -25,7 +25,7 @@ def check_plot(path: Path) -> None:
     try:
         import_module("matplotlib")
     except ImportError as error:
-        raise ImportError("plots need matplotlib; pip install 'radix_jax[plot]'") from error
+        raise ImportError("plots need matplotlib; pip install 'radix_jax[plots]'") from error
 
 
 def plot_rows(rows: Sequence[Row], path: Path) -> None:

@@ -159,11 +159,12 @@ def textbook_requests() -> Replay:
         tables.append(done.pages)
     cache.release(handles[0], tables[0])
     show("Unlock R1", "R1 is over. Its own end is evictable; S stays locked through R2.")
-    more = cache.allocate(2)
-    private.extend(more.tolist())
+    more = sorted(cache.allocate(3).tolist())
+    private.extend(more)
     show(
-        "Evict to allocate 2 more",
-        f"R2 needs 2 pages and 1 was free, so R1's own end left the tree. Pages {more[0]} and {more[-1]} are R2's now.",
+        "Evict to allocate 3 more",
+        f"R2 needs 3 pages and 1 was free, so R1's own end left the tree. Pages {more[0]}, {more[1]} "
+        f"and {more[2]} are R2's now.",
     )
     private.clear()
     cache.free(more)

@@ -57,7 +57,8 @@ def replay(
     """Run a trace through the scheduler, without a model.
 
     The clock is virtual and steps take what the cost options say. Shows what a policy, a page size or a size of the
-    pool does to hit rate and latency. Without --num-pages the pool holds a million tokens.
+    pool does to hit rate and latency. Without --num-pages the pool holds a million tokens; without --max-model-len the
+    context holds the longest request of the trace.
     """
     for path in plot or ():
         if path.suffix not in (".png", ".html"):

@@ -45,8 +45,10 @@ class CostModel:
     4 TB/s in every pass, 16 GFLOP a prompt token at 700 TFLOP/s, 128 kB of KV a context token at 4 TB/s. `fit` gives
     those of a real run.
 
-    per_step_s: of a forward pass. per_prefill_token_s: of a prompt token computed. per_decode_row_s: of a row that
-    computes an output token. per_context_token_s: of a token that such a row attends to.
+    per_step_s: seconds of a forward pass.
+    per_prefill_token_s: seconds of a prompt token computed.
+    per_decode_row_s: seconds of a row that computes an output token.
+    per_context_token_s: seconds of a token that such a row attends to.
 
     Raises:
         ValueError: one of them is negative or infinite, or all are 0, so that time would stand still.

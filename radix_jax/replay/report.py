@@ -36,7 +36,7 @@ class ReplayReport:
     """The figures of one run; times are of the virtual clock.
 
     schedule_policy, eviction_policy, page_size, num_pages: the settings. pool_tokens: that the pool holds.
-    num_requests: of the trace. num_refused: that could never run.
+    num_requests: of the trace. num_refused: that were not let in, most as they could never run.
     prompt_tokens, cached_tokens: of the requests that ran; hit_rate: their quotient.
     optimal_hit_rate: with the evictions of one who knows the future, requests one at a time in the same order, whole
         pages alone. regret: share of the optimum that was missed; below 0 where parts of pages made up for it.

@@ -14,7 +14,7 @@ from radix_jax.plan import StepPlan
 from radix_jax.replay.cost_model import CostModel, StepCounts
 from radix_jax.replay.trace import Trace
 from radix_jax.request import Request, SamplingParams
-from radix_jax.scheduler import Buckets, RequestState, Scheduler, SchedulerStats
+from radix_jax.scheduler import Buckets, QueueFull, RequestState, Scheduler, SchedulerStats
 
 _ANY_SAMPLING = SamplingParams(temperature=0.0)
 
@@ -24,7 +24,7 @@ class RequestTimes:
     """What happened to one request; times are seconds since the trace began, None where it did not come to that.
 
     place: in the trace. cached_len: prompt tokens that the cache held when it was admitted.
-    refused: why it could never run.
+    refused: why it was not let in.
     """
 
     place: int
@@ -61,18 +61,17 @@ def simulate(
     """Run a trace: requests come when the clock says so, and every step takes what the cost model says.
 
     The clock jumps over decode steps before the next arrival, as far as the scheduler plans several at once; that
-    changes no time. A request ends after its `output_len` tokens. One that can never run is refused, as the engine
-    would, and noted.
-    config: as an engine's; num_pages must be given; max_model_len None is the longest request of the trace. A replay
-        has no time-outs and no end of the queue.
+    changes no time. A request ends after its `output_len` tokens. One that can never run, or comes when
+    max_queued_requests wait, is refused, as the engine would, and noted.
+    config: as an engine's; num_pages must be given; max_model_len None is the longest request of the trace.
     on_finished: gets the number of requests that ended or were refused so far, for a progress bar.
 
     Raises:
-        ValueError: num_pages is not given, a limit that the scheduler refuses, or one that a replay does not have.
+        ValueError: num_pages is not given, a time-out is, or a limit that the scheduler refuses.
     """
-    for name in ("max_queued_requests", "queue_timeout_s", "run_timeout_s"):
+    for name in ("queue_timeout_s", "run_timeout_s"):
         if getattr(config, name) is not None:
-            raise ValueError(f"{name}={getattr(config, name)}: a replay drops no requests; leave it out")
+            raise ValueError(f"a replay ends no request early; leave {name} out")
     return _Run(trace, config, costs or CostModel(), on_finished or (lambda count: None)).run()
 
 
@@ -154,8 +153,8 @@ class _Run:
                 priority=one.priority,
             )
             try:
-                scheduler.add(request)
-            except ValueError as error:
+                scheduler.add(request, self.now_s)
+            except (ValueError, QueueFull) as error:
                 times.refused = str(error)
                 self.count_ended()
             else:

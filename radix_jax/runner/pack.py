@@ -17,7 +17,6 @@ from radix_jax.request import Request
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _MAX_INT32 = np.iinfo(np.int32).max
 _SAMPLING_FIELDS = 8  # numbers a row, at the buffer's end
-_NO_PAGES = np.empty(0, np.int32)
 
 
 class PackedStep(NamedTuple):
@@ -85,10 +84,10 @@ class Packer:
     def __init__(self, *, page_size: int, num_slots: int) -> None:
         self._page_size = page_size
         self._num_slots = num_slots
-        self._page_table: Int32[np.ndarray, "B P"] = np.zeros((0, 0), np.int32)
+        self._page_table: Int32[Array, "B P"] = np.zeros((0, 0), np.int32)  # only read: it is part of a sent buffer
         self._row_pages: tuple[np.ndarray, ...] = ()  # what the table's rows were made from
         self._samplers: tuple[Request | None, ...] = ()  # what the sampling values were made from
-        self._sampling_values: Int32[np.ndarray, " N"] = _NO_PAGES
+        self._sampling_values: Int32[np.ndarray, " N"] = np.empty(0, np.int32)
 
     def pack(self, plan: StepPlan) -> PackedStep:
         """The plan's rows in its bucket."""
@@ -116,16 +115,18 @@ class Packer:
         return packed
 
     def _fill_page_table(self, page_table: Int32[Array, "B P"], row_pages: tuple[np.ndarray, ...]) -> None:
-        """Write the rows whose pages are another array than the last time; a plan's arrays never change."""
-        if self._page_table.shape != page_table.shape:
-            self._page_table, self._row_pages = np.zeros(page_table.shape, np.int32), ()
-        for row, (pages, before) in enumerate(zip_longest(row_pages, self._row_pages, fillvalue=_NO_PAGES)):
-            if pages is not before:
-                self._page_table[row, : len(pages)] = pages
-                self._page_table[row, len(pages) : len(before)] = 0
-        self._row_pages = row_pages
+        """Take the last step's table over, but for rows whose pages are another array: a plan's arrays never change."""
+        before = self._row_pages if self._page_table.shape == page_table.shape else ()
+        pairs = zip_longest(row_pages, before[: len(row_pages)])
+        changed = [row for row, (pages, pages_before) in enumerate(pairs) if pages is not pages_before]
         width = max(map(len, row_pages))
-        page_table[:, :width] = self._page_table[:, :width]
+        if len(changed) < len(row_pages):
+            page_table[: len(row_pages), :width] = self._page_table[: len(row_pages), :width]
+        for row in changed:
+            num_pages = len(row_pages[row])
+            page_table[row, :num_pages] = row_pages[row]
+            page_table[row, num_pages:width] = 0
+        self._page_table, self._row_pages = page_table, row_pages
 
     def _fill_sampling(self, packed: PackedStep, samplers: tuple[Request | None, ...]) -> None:
         """How each row's next token is chosen. samplers: the request of each row that samples one."""

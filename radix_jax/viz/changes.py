@@ -51,7 +51,9 @@ def _badge(old: NodeSnapshot | None, node: NodeSnapshot, old_pages: Int32[np.nda
         return "split" if np.isin(node.page_ids, old_pages).all() else "new"
     words = []
     if len(node.token_ids) < len(old.token_ids):
-        words.append("split")
+        # A split leaves a node its end, a trim its beginning.
+        is_front = np.array_equal(node.page_ids, old.page_ids[: len(node.page_ids)])
+        words.append("trimmed" if is_front else "split")
     if node.num_hits > old.num_hits:
         words.append("hit")
     if node.num_locks != old.num_locks:

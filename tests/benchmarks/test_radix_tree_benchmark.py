@@ -296,7 +296,7 @@ def test_a_plot_that_cannot_be_is_refused_before_the_run(
     assert "a plot is .svg or .png, not '.jpg'" in refusal("plot.jpg")
     assert "there is no folder" in refusal("missing/plot.svg")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "plots need matplotlib; pip install 'radix_jax[plot]'" in refusal("plot.svg")
+    assert "plots need matplotlib; pip install 'radix_jax[plots]'" in refusal("plot.svg")
 
 
 def test_the_command_runs_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduling import FakeModel, RequestMaker, expected_output, make_scheduler
 
-from radix_jax.cache import OutOfPages, PrefixHandle
+from radix_jax.cache import OutOfPages, PagePool, PrefixCache, PrefixHandle, RadixTree
 from radix_jax.config import SCHEDULE_POLICIES
 from radix_jax.plan import StepPlan
 from radix_jax.request import Request
@@ -33,6 +33,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk_pages=st.integers(1, 4),
         max_running_requests=st.integers(1, 5),
         policy=st.sampled_from(SCHEDULE_POLICIES),
+        eviction_policy=st.sampled_from(("lru", "reuse-rate", "cost-aware")),
         enable_prefix_cache=st.booleans(),
         partial_pages=st.booleans(),
         mixed_steps=st.booleans(),
@@ -48,6 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk_pages: int,
         max_running_requests: int,
         policy: str,
+        eviction_policy: str,
         enable_prefix_cache: bool,
         partial_pages: bool,
         mixed_steps: bool,
@@ -57,15 +59,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         has_timeouts: bool,
     ) -> None:
         self.num_usable_pages, self.page_size = num_usable_pages, page_size
+        tree = RadixTree(page_size, eviction_policy, partial_pages=partial_pages)
         self.max_prefill_tokens = chunk_pages * page_size + 1
         self.scheduler = make_scheduler(
             page_size=page_size,
-            num_pages=num_usable_pages + 1,
             max_running_requests=max_running_requests,
             max_prefill_tokens=self.max_prefill_tokens,
             schedule_policy=policy,
             enable_prefix_cache=enable_prefix_cache,
-            partial_pages=partial_pages,
+            cache=PrefixCache(tree, PagePool(num_usable_pages + 1)),
             limits={
                 "mixed_steps": mixed_steps,
                 "max_consecutive_prefills": max_consecutive_prefills,

@@ -55,6 +55,20 @@ def test_requests_that_can_never_run_are_refused_and_the_others_run():
     assert (report.num_refused, report.prompt_tokens, report.optimal_hit_rate) == (1, 4, 0.0)
 
 
+def test_who_comes_while_the_queue_is_full_is_refused():
+    """Request 0 takes 2 s, alone. By then one of the two that came at 1 may wait."""
+    trace = requests_of((0.0, 8, 1, 0), (1.0, 8, 1, 100), (1.0, 8, 1, 200))
+    done = simulate(trace, small_config(max_queued_requests=1), COSTS)
+    assert done.admitted == [0, 1]
+    assert "max_queued_requests=1" in str(done.requests[2].refused)
+
+
+@pytest.mark.parametrize("name", ["queue_timeout_s", "run_timeout_s"])
+def test_time_outs_are_refused(name: str):
+    with pytest.raises(ValueError, match=f"a replay ends no request early; leave {name} out"):
+        simulate(requests_of((0.0, 8, 1, 0)), small_config(**{name: 5.0}), COSTS)
+
+
 def trie_hits(trace: Trace, page_size: int) -> int:
     """Tokens of whole pages that some request before has, the last prompt token aside."""
     trie: dict[bytes, dict] = {}
@@ -135,12 +149,6 @@ def test_steps_may_cost_nothing(name: str):
     done = simulate(trace, small_config(), costs)
     ends = {"per_step_s": 5.0, "per_prefill_token_s": 8.0, "per_decode_row_s": 4.0, "per_context_token_s": 42.0}
     assert [one.finished_s for one in done.requests] == [ends[name], 1000 + ends[name]]
-
-
-@pytest.mark.parametrize("name", ["max_queued_requests", "queue_timeout_s", "run_timeout_s"])
-def test_limits_that_a_replay_does_not_have_are_refused(name: str):
-    with pytest.raises(ValueError, match=f"{name}=1: a replay drops no requests; leave it out"):
-        simulate(requests_of((0.0, 8, 1, 0)), small_config(**{name: 1}), COSTS)
 
 
 def test_a_pool_must_be_given():

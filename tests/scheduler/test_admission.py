@@ -110,6 +110,20 @@ def test_the_count_is_made_again_under_the_lock() -> None:
     assert finished["r2"].cached_len == 4
 
 
+def test_a_pass_that_admits_nobody_is_none_that_anybody_waited() -> None:
+    scheduler = make_scheduler(num_pages=21, schedule_policy="fcfs")
+    model, make = FakeModel(21, 1), RequestMaker()
+    scheduler.add(make([1, 2], 9))
+    step(scheduler, model)
+    scheduler.add(make(range(10, 25), 5))
+    for i in range(4):
+        scheduler.add(make([30 + i], 2))  # for which the queue is looked through again
+        assert names(step(scheduler, model)[0]) == ["r0"]
+    standing = scheduler.explain("r1").standing
+    assert standing is not None
+    assert standing.passes_waited == 0
+
+
 @pytest.mark.parametrize(("policy", "num_let_through"), [("fcfs", 0), ("lpm", 0), ("shortest-prefill-first", 7)])
 def test_small_ones_overtake_a_large_one_only_while_they_sort_ahead_of_it(policy: str, num_let_through: int) -> None:
     scheduler = make_scheduler(num_pages=41, max_model_len=64, schedule_policy=policy)

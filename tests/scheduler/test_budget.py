@@ -111,6 +111,21 @@ def test_the_falling_ratio_lets_a_request_in() -> None:
     assert scheduler.num_running == 2
 
 
+@pytest.mark.parametrize(("num_steps", "is_admitted"), [(49, False), (50, True)])
+def test_a_plan_of_several_steps_lowers_the_ratio_as_often(num_steps: int, is_admitted: bool) -> None:
+    """The numbers of the test above."""
+    scheduler = make_scheduler(num_pages=1201, schedule_policy="fcfs")
+    model, make = FakeModel(1201, 1), RequestMaker()
+    scheduler.add(make([1, 2], 1001))
+    step(scheduler, model)
+    plan = scheduler.plan(max_steps=num_steps)
+    assert plan is not None
+    assert plan.num_steps == num_steps
+    scheduler.commit(plan, model.run(plan))
+    scheduler.add(make(range(10, 510), 31))
+    assert names(scheduler.plan()) == (["r1"] if is_admitted else ["r0"])
+
+
 @pytest.mark.parametrize(("num_needed", "is_admitted"), [(144, True), (145, False)])
 def test_after_a_retraction_more_is_reserved(num_needed: int, is_admitted: bool) -> None:
     scheduler = make_scheduler(num_pages=346, schedule_policy="fcfs", limits={"preemption_threshold": None})

@@ -62,6 +62,9 @@ def test_what_is_retracted_keeps_output_kv_and_seniority() -> None:
     assert (state.num_retractions, scheduler.stats.num_retractions) == (1, 1)
     assert (state.handle, state.num_pages, state.num_computed) == (None, 0, 0)
     assert state.ticket is ticket
+    standing = scheduler.explain("r1").standing
+    assert standing is not None
+    assert standing.passes_waited == 2, "since it came, not since it was retracted"
     assert state.output_ids.tolist() == output == expected_output(requests[1])[:13]
     # All that was computed: 2 + 13 tokens, less the last.
     assert scheduler.cache.match_len(state.known) == 14

@@ -226,3 +226,12 @@ def test_frames_are_kept_and_bounds_are_checked():
 
 def test_page_of_one_step_needs_no_buttons():
     assert "steps.length < 2" in page("t", [("a", "<svg></svg>")])
+
+
+def test_a_trimmed_node_is_told_from_a_split_one():
+    tree = RadixTree(page_size=1)
+    tree.insert_prefix([1, 2, 3], [1, 2, 3])
+    before = tree.snapshot()
+    assert tree.evict(1, trim=True).tolist() == [3]
+    changes = find_changes(before, tree.snapshot())
+    assert (list(changes.badges.values()), changes.summary) == (["trimmed"], "change: −1 token (page 3)")
