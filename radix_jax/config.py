@@ -150,8 +150,8 @@ class EngineConfig:
         if self.kv_memory_fraction is not None:
             if self.num_pages is not None:
                 raise ValueError("num_pages and kv_memory_fraction both size the pool; give one of them")
-            if not 0.0 < self.kv_memory_fraction <= 1.0:
-                raise ValueError(f"kv_memory_fraction={self.kv_memory_fraction} is outside (0, 1]")
+            if not isinstance(self.kv_memory_fraction, int | float) or not 0.0 < self.kv_memory_fraction <= 1.0:
+                raise ValueError(f"kv_memory_fraction={self.kv_memory_fraction!r} is outside (0, 1]")
         for name in ("enable_prefix_cache", "partial_pages", "deterministic", "overlap"):
             _check_bool(name, getattr(self, name))
         _check_choice("dtype", self.dtype, (None, *get_args(Dtype)))

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Collection, Generator, Hashable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from radix_jax.cache import PagePool, PrefixCache, RadixTree
+from radix_jax.cache.keys import namespace_key
 from radix_jax.checkpoints import user_cache_dir
 from radix_jax.config import EngineConfig
 from radix_jax.engine_stats import EngineStats
@@ -54,6 +56,7 @@ class Engine:
         self._timelines = Timelines()
         # The prompt of an unfinished request as the list that its outputs carry: made once, not at each step.
         self._prompts: dict[str, list[int]] = {}
+        self._streams: dict[str, deque[RequestOutput]] = {}  # what a stream has yet to give, whoever made the step
         self._num_pages, self._max_model_len = _known(config.num_pages), _known(config.max_model_len)
         self._buckets = Buckets(
             page_size=config.page_size,
@@ -133,13 +136,17 @@ class Engine:
         Raises:
             TypeError: token_ids are no ints, sampling is no SamplingParams, priority is no int, namespace or
                 routing_key are not hashable, or the namespace can't be recorded.
-            ValueError: no ids, ids outside the vocabulary, or a prompt or output that context or pool can't hold.
+            ValueError: no ids, ids outside the vocabulary, a prompt or output that context or pool can't hold, or a
+                priority that takes more than 64 bits.
             QueueFull: max_queued_requests wait already.
             RuntimeError: the engine is closed.
         """
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise TypeError(f"priority={priority!r} is not an int")
+        if not -(2**63) <= priority < 2**63:
+            raise ValueError("priority is outside [-2**63, 2**63)")
         hash(routing_key)
+        namespace_key(namespace)  # what it raises must not come half-way
         if self._recorder is not None:
             self._recorder.check(namespace)
         if self._closed:
@@ -195,10 +202,22 @@ class Engine:
                 self._start_over()
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request wherever it stands and give back what it holds; its last state, None if there is no such id."""
-        state = self._scheduler.abort(request_id, time.monotonic())
-        self._drop_surplus()
-        return None if state is None else self._output(state)
+        """End a request wherever it stands and give back what it holds; its last state, None if there is no such id.
+
+        An interrupt half-way is one of a step: every request is dropped and the cache emptied.
+        """
+        if request_id not in self._scheduler.states:
+            return None
+        done = False
+        try:
+            state = self._scheduler.abort(request_id, time.monotonic())
+            self._drop_surplus()
+            output = None if state is None else self._output(state)
+            done = True
+            return output
+        finally:
+            if not done:
+                self._start_over()
 
     def explain(self, request_id: str) -> Explanation:
         """Why a request waits or waited, and what happened to it and when; print it. Works for unfinished requests and
@@ -221,9 +240,11 @@ class Engine:
     def stream(
         self, token_ids: TokenIds, sampling: SamplingParams | None = None, *, namespace: Hashable = None
     ) -> Generator[RequestOutput, None, None]:
-        """The states of one request, token by token; other requests go on beside it, but their outputs are not seen.
+        """The states of one request, token by token.
 
-        Closing the iterator aborts the request. Raises as `add_request`, on the call.
+        Other requests go on beside it; their outputs reach their own streams, and nobody else. Closing the iterator
+        aborts the request. Raises as `add_request`, on the call; and RuntimeError where the request was dropped, by a
+        step of another stream that failed or since the engine was closed.
         """
         outputs = self._stream(token_ids, sampling, namespace)
         next(outputs)
@@ -328,13 +349,16 @@ class Engine:
             finish_reason=state.finish_reason,
             stop_reason=state.stop_reason,
         )
-        return RequestOutput(
+        output = RequestOutput(
             request_id=request_id,
             prompt_token_ids=prompt,
             cached_tokens=state.cached_len or 0,
             outputs=[completion],
             finished=finished,
         )
+        if request_id in self._streams:
+            self._streams[request_id].append(output)
+        return output
 
     def _stream(
         self, token_ids: TokenIds, sampling: SamplingParams | None, namespace: Hashable
@@ -342,10 +366,19 @@ class Engine:
         """The states of one request, after one None: closing a generator that has not begun ends nothing."""
         request_id = self.add_request(token_ids, sampling, namespace=namespace)
         try:
+            outputs = self._streams[request_id] = deque()
             yield None
-            while request_id in self._scheduler.states:
-                yield from (output for output in self.step() if output.request_id == request_id)
+            while True:
+                while outputs:
+                    output = outputs.popleft()
+                    yield output
+                    if output.finished:
+                        return
+                if request_id not in self._scheduler.states:
+                    raise RuntimeError(f"request {request_id} was dropped: a step failed, or the engine was closed")
+                self.step()
         finally:
+            self._streams.pop(request_id, None)
             self.abort(request_id)
 
 

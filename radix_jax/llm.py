@@ -22,6 +22,7 @@ from radix_jax.engine import Engine, EngineStats
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import family_for_hf_config, make_params
 from radix_jax.request import RequestOutput, SamplingParams
+from radix_jax.scheduler import QueueFull
 from radix_jax.text import AnyTokenizer, as_tokenizer, load_tokenizer
 
 _LOG = logging.getLogger("radix_jax")
@@ -154,10 +155,17 @@ class LLM:
         places: dict[str, int] = {}
         outputs: list[RequestOutput | None] = [None] * len(encoders)
         refusals: list[ValueError] = []
+
+        def collect() -> None:
+            for output in self._engine.step():
+                place = places.get(output.request_id)
+                if output.finished and place is not None:
+                    outputs[place] = self._with_text(output, texts[place])
+
         try:
             for i, (encode, params) in enumerate(zip(encoders, sampling_params, strict=True)):
                 try:
-                    places[self._engine.add_request(encode(), params)] = i
+                    places[self._add(encode(), params, collect)] = i
                 except ValueError as refusal:
                     refusals.append(refusal)
                     outputs[i] = _refused(refusal, texts[i])
@@ -165,10 +173,7 @@ class LLM:
                 raise refusals[0]
             with _ProgressBar(len(places), self._engine, shown=use_tqdm) as bar:
                 while any(outputs[i] is None for i in places.values()):
-                    for output in self._engine.step():
-                        place = places.get(output.request_id)
-                        if output.finished and place is not None:
-                            outputs[place] = self._with_text(output, texts[place])
+                    collect()
                     bar.update(sum(outputs[i] is not None for i in places.values()))
         except BaseException:
             # Not by `places`: an interrupt may come before an id is entered there.
@@ -178,6 +183,14 @@ class LLM:
         for refusal in refusals:
             _LOG.warning("a prompt was refused: %s", refusal)
         return [output for output in outputs if output is not None]
+
+    def _add(self, token_ids: Any, sampling: SamplingParams, step: Callable[[], None]) -> str:
+        """Add a request, if need be after steps that make room in a full queue."""
+        while True:
+            try:
+                return self._engine.add_request(token_ids, sampling)
+            except QueueFull:
+                step()
 
     def _with_text(self, output: RequestOutput, prompt: str | None) -> RequestOutput:
         if self._tokenizer is None:

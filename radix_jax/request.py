@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -207,7 +208,8 @@ class RecordedRequest:
 
 
 def _check_float(name: str, value: object, *, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # Not by `math.isfinite`, which fails for an int that no float can hold.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise ValueError(f"{name}={value!r} is not a finite number")
     if not low <= value <= high:
         raise ValueError(f"{name}={value} is outside [{low}, {high}]")

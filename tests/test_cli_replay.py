@@ -92,6 +92,8 @@ def test_costs_and_speed_change_the_clock(run: Run):
         (("--plot", "a.jpg"), "must end in .png or .html"),
         (("--limit", "0"), "limit=0 is below"),
         (("--speed", "0"), "speed=0.0 is not above 0"),
+        (("--sweep", "page-size=0"), "page_size=0 is below"),
+        (("--speed", "1e-320"), "arrives at inf s"),
         (("--per-step-s", "-1"), "per_step_s=-1.0 is below 0"),
     ],
 )

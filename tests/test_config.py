@@ -53,6 +53,7 @@ def test_counts_are_ints_of_at_least_one(name: str, value: Any) -> None:
         ({"seed": -1}, "seed=-1 is below its least value 0"),
         ({"kv_memory_fraction": 0.0}, r"kv_memory_fraction=0.0 is outside \(0, 1\]"),
         ({"kv_memory_fraction": 1.1}, r"kv_memory_fraction=1.1 is outside \(0, 1\]"),
+        ({"kv_memory_fraction": "a"}, r"kv_memory_fraction='a' is outside \(0, 1\]"),
         ({"kv_memory_fraction": math.nan}, r"kv_memory_fraction=nan is outside \(0, 1\]"),
         ({"num_pages": 9, "kv_memory_fraction": 0.5}, "num_pages and kv_memory_fraction both size the pool; give one"),
         ({"enable_prefix_cache": 1}, "enable_prefix_cache=1 is not a bool"),

@@ -227,6 +227,30 @@ def test_bad_arguments_are_refused_and_the_next_request_works(plain_engine: Engi
     assert_idle(plain_engine)
 
 
+def test_what_fails_in_an_add_ends_nobody_else(plain_engine: Engine) -> None:
+    class Unlucky:
+        def __hash__(self) -> int:
+            raise ZeroDivisionError
+
+    deep: tuple[Any, ...] = ()
+    for _ in range(10_000):
+        deep = (deep,)
+    other = plain_engine.add_request([1, 2, 3], greedy(2))
+    plain_engine.step()
+    with pytest.raises(ZeroDivisionError):
+        plain_engine.add_request([1], namespace=Unlucky())
+    with pytest.raises(RecursionError):
+        plain_engine.add_request([1], namespace=deep)
+    for priority in (2**63, -(2**63) - 1):
+        with pytest.raises(ValueError, match="priority is outside"):
+            plain_engine.add_request([1], priority=priority)
+    no_id: Any = []
+    with pytest.raises(TypeError, match="unhashable"):
+        plain_engine.abort(no_id)
+    assert finish(plain_engine)[other].outputs[0].token_ids == dense_greedy([1, 2, 3], 2)
+    assert_idle(plain_engine)
+
+
 # ---- abort
 
 
@@ -313,6 +337,35 @@ def test_closing_a_stream_that_has_not_begun_aborts_its_request(engine: Engine) 
 def test_a_stream_refuses_on_the_call(engine: Engine) -> None:
     with pytest.raises(ValueError, match="empty prompt"):
         engine.stream([], greedy(1))
+
+
+def test_streams_side_by_side_lose_nothing(engine: Engine) -> None:
+    prompts, lens = prompts_of(10, 7, 12, seed=9), (6, 3, 4)
+    streams = [engine.stream(prompt, greedy(n)) for prompt, n in zip(prompts, lens, strict=True)]
+    for prompt, n, stream in zip(prompts, lens, streams, strict=True):
+        expected = dense_greedy(prompt, n)
+        assert [output.outputs[0].token_ids for output in stream] == [expected[:end] for end in range(1, n + 1)]
+    assert_idle(engine)
+
+
+def test_a_stream_tells_of_an_abort_and_of_a_drop(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = engine.stream([1, 2, 3], greedy(50))
+    next(stream)
+    [request_id] = engine.unfinished
+    engine.abort(request_id)
+    assert [output.outputs[0].finish_reason for output in stream] == ["abort"]
+
+    def interrupted(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    one, other = engine.stream([1, 2, 3], greedy(50)), engine.stream([4, 5], greedy(50))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(one)
+    with pytest.raises(RuntimeError, match="was dropped"):
+        next(other)
+    assert_idle(engine)
 
 
 # ---- cache
@@ -437,6 +490,24 @@ def test_an_add_that_is_interrupted_leaves_nothing(engine: Engine, monkeypatch: 
         patch.setattr(engine.cache, "peek", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.add_request([1, 2, 3, 4, 5, 6], greedy(5))
+    assert not engine.has_unfinished()
+    assert_idle(engine)
+    [output] = generate(engine, [[1, 2, 3]], greedy(2))
+    assert output.outputs[0].token_ids == dense_greedy([1, 2, 3], 2)
+
+
+def test_an_abort_that_is_interrupted_leaves_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    request_id = engine.add_request([1, 2, 3], greedy(5))
+    engine.add_request([4, 5, 6], greedy(5))
+    engine.step()
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.cache.pool, "free", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.abort(request_id)
     assert not engine.has_unfinished()
     assert_idle(engine)
     [output] = generate(engine, [[1, 2, 3]], greedy(2))

@@ -50,6 +50,13 @@ def test_many_more_prompts_than_rows() -> None:
     assert generated(outputs) == [dense_greedy(prompt, 3) for prompt in prompts]
 
 
+def test_more_prompts_than_may_wait() -> None:
+    prompts = random_prompts(7, lens=(1, 20))
+    llm = new_llm(max_queued_requests=1)
+    assert generated(llm.generate(prompts, greedy(3))) == [dense_greedy(prompt, 3) for prompt in prompts]
+    assert_idle(llm.engine)
+
+
 @pytest.mark.parametrize("prompt", ["the sea", ids_of("the sea"), np.array(ids_of("the sea"))])
 def test_one_prompt_gives_a_list_of_one(prompt: Any) -> None:
     [output] = tiny_llm().generate(prompt, greedy(4))

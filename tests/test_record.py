@@ -109,6 +109,13 @@ def test_every_way_to_end_is_recorded_once(path: Path, engine: Engine, monkeypat
     assert [one.prompt_len for one in read_trace(path, limit=2)] == [len(prompt) for prompt in prompts[:2]]
 
 
+@pytest.mark.parametrize("priority", [2**63 - 1, -(2**63)])
+def test_extreme_priorities_are_recorded(path: Path, engine: Engine, priority: int) -> None:
+    engine.add_request([1, 2, 3], greedy(1), priority=priority)
+    finish(engine)
+    assert [one.priority for one in read_trace(path)] == [priority]
+
+
 def test_a_timed_out_request_is_recorded(path: Path) -> None:
     engine = recording_engine(path, queue_timeout_s=1e-9)
     engine.add_request([1, 2, 3], greedy(4))

@@ -35,6 +35,7 @@ def test_it_is_frozen_and_takes_keywords_alone() -> None:
         ({"temperature": -0.1}, r"temperature=-0.1 is outside \[0.0, inf\]"),
         ({"temperature": math.nan}, "temperature=nan is not a finite number"),
         ({"temperature": math.inf}, "temperature=inf is not a finite number"),
+        ({"temperature": 10**400}, "temperature=10+ is not a finite number"),
         ({"temperature": "1"}, "temperature='1' is not a finite number"),
         ({"temperature": True}, "temperature=True is not a finite number"),
         ({"top_p": 0.0}, r"top_p=0.0 keeps no token; use a value in \(0, 1\], or temperature=0 for greedy"),

@@ -10,7 +10,6 @@ from radix_jax.cache.errors import HandleError, IntegrityError, OutOfPages
 from radix_jax.cache.evicted import Evicted, EvictedSpan, span_of
 from radix_jax.cache.handles import MatchResult, PrefixHandle, TailHandle
 from radix_jax.cache.keys import TokenIds, to_int32, token_bytes
-from radix_jax.cache.node import NO_PAGES
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.peek import Peek
 from radix_jax.cache.radix_tree import RadixTree
@@ -134,7 +133,8 @@ class PrefixCache:
 
         Raises:
             OutOfPages: free and evictable pages together are too few; nothing is taken or evicted.
-            ValueError: `num_pages` is negative.
+            ValueError: `num_pages` is negative. Exception: what an eviction rule of one's own raised; nothing is taken,
+                and what was evicted before is free.
         """
         num_short = num_pages - self._pool.num_free
         if num_short > 0:
@@ -249,21 +249,27 @@ class PrefixCache:
     def _evict(self, num_pages: int, spans: list[EvictedSpan]) -> None:
         """Make `num_pages` cached pages free, or a few more. Tails go last, as they are few and hold the ends of the
         latest requests; but before what is pinned. The last leaf is only trimmed: its front may be asked for again."""
-        lost = self._tails.evict_lost()
-        num_short = num_pages - len(lost)
-        taken: list[Evicted] = []
-        num_wanted = max(num_short, self._least_evicted) if num_short > 0 else 0
-        evicted = self._tree.evict(num_wanted * self.page_size, trim=True, keep_pinned=True, evicted=taken)
-        tails = self._tails.evict(num_short - len(evicted))
-        num_short -= len(evicted) + len(tails)
-        pinned = NO_PAGES
+        num_short = num_pages - self._take_back(self._tails.evict_lost())
+        if num_short <= 0:
+            return
+        num_short -= self._evict_leaves(max(num_short, self._least_evicted), True, spans)
+        num_short -= self._take_back(self._tails.evict(num_short))
         if num_short > 0:
-            pinned = self._tree.evict(num_short * self.page_size, trim=True, evicted=taken)
+            self._evict_leaves(num_short, False, spans)
+
+    def _evict_leaves(self, num_pages: int, keep_pinned: bool, spans: list[EvictedSpan]) -> int:
+        """Make pages of the tree free; returns how many."""
+        taken: list[Evicted] = []
+        pages = self._tree.evict(num_pages * self.page_size, trim=True, keep_pinned=keep_pinned, evicted=taken)
         spans.extend([span_of(each, self.page_size) for each in taken[:_MAX_SPANS]])
-        self._num_evicted_tokens += (len(evicted) + len(pinned)) * self.page_size
-        for pages in (lost, evicted, tails, pinned):
-            self._num_evicted_pages += len(pages)
-            self._pool.free(pages)
+        self._num_evicted_tokens += len(pages) * self.page_size
+        return self._take_back(pages)
+
+    def _take_back(self, pages: TokenIds) -> int:
+        """Evicted pages are free at once, since a rule of one's own may raise before the next are; returns how many."""
+        self._num_evicted_pages += len(pages)
+        self._pool.free(pages)
+        return len(pages)
 
     def _num_held_pages(self, handle: PrefixHandle) -> int:
         """Pages at the start of the page table that belong to the tree."""

@@ -1,5 +1,6 @@
 """What a step costs: a linear model in place of a device."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
@@ -50,7 +51,7 @@ class CostModel:
     per_context_token_s: seconds of a token that such a row attends to.
 
     Raises:
-        ValueError: one of them is negative, or all are 0, so that time would stand still.
+        ValueError: one of them is negative or infinite, or all are 0, so that time would stand still.
     """
 
     per_step_s: float = 4e-3
@@ -62,6 +63,8 @@ class CostModel:
         for name in ("per_step_s", "per_prefill_token_s", "per_decode_row_s", "per_context_token_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} is below 0")
+            if getattr(self, name) == math.inf:
+                raise ValueError(f"{name}=inf would stop the clock; give seconds")
         if not any(astuple(self)):
             raise ValueError("all costs are 0; give one that is above it")
 

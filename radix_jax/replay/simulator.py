@@ -169,7 +169,8 @@ class _Run:
         context_len = sum(state.num_tokens for state in scheduler.states.values())
         gap_s = self.trace[self.next_place].arrival_s - self.now_s
         few, enough = 0, 1
-        while self.decode_s(scheduler, context_len, enough) < gap_s:
+        # Steps that cost nothing would never fill the gap, but by max_len of them everybody has ended.
+        while enough < self.trace.max_len and self.decode_s(scheduler, context_len, enough) < gap_s:
             few, enough = enough, 2 * enough
         while enough - few > 1:
             middle = (few + enough) // 2

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from radix_jax.config import EngineConfig
+from radix_jax.config import EngineConfig, check_int
 from radix_jax.replay.cost_model import CostModel
 from radix_jax.replay.report import ReplayReport, make_report
 from radix_jax.replay.simulator import simulate
@@ -28,6 +28,8 @@ class SweepAxes:
         Raises:
             ValueError: a setting that EngineConfig refuses.
         """
+        for page_size in self.page_sizes:
+            check_int("page_size", page_size, at_least=1)
         axes = (self.pool_tokens, self.page_sizes, self.schedule_policies, self.eviction_policies)
         return [
             dataclasses.replace(

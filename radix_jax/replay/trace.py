@@ -4,6 +4,7 @@ A trace of an hour has some 10^8 prompt tokens, so a request keeps what its ids 
 """
 
 import itertools
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
@@ -88,7 +89,7 @@ class Trace(Sequence[TraceRequest]):
     """Requests in order of arrival.
 
     Raises:
-        ValueError: an arrival before the one in front of it.
+        ValueError: an arrival before the one in front of it, or never; or more output tokens than there are ids for.
     """
 
     def __init__(self, name: str, requests: Sequence[TraceRequest]) -> None:
@@ -98,6 +99,14 @@ class Trace(Sequence[TraceRequest]):
                     f"request {place + 1} of {name} arrives at {following.arrival_s} s, the one before it at "
                     f"{one.arrival_s} s; sort them by arrival"
                 )
+        never = next((place for place, one in enumerate(requests) if not math.isfinite(one.arrival_s)), None)
+        if never is not None:
+            raise ValueError(f"request {never} of {name} arrives at {requests[never].arrival_s} s, which never comes")
+        num_outputs = sum(request.output_len for request in requests)
+        if num_outputs > FIRST_OUTPUT_ID:
+            raise ValueError(
+                f"{name} has {num_outputs} output tokens, there are ids for {FIRST_OUTPUT_ID}; leave requests out"
+            )
         self._name = name
         self._requests = list(requests)
         output_lens = np.array([request.output_len for request in self._requests], np.int64)

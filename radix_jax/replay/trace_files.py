@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from radix_jax.request import RecordedRequest
 
 _AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MAX_SHOWN = 80
+_MAX_MS = sys.float_info.max  # which leaves out infinity, and ints that no float can hold
 
 
 def read_trace(path: str | Path, limit: int | None = None) -> Trace:
@@ -42,7 +44,10 @@ def read_trace(path: str | Path, limit: int | None = None) -> Trace:
         ValueError: a line is of no known form, or wrong; with its number and the reason.
     """
     path = Path(path)
-    lines = enumerate(path.read_text().splitlines(), 1)
+    try:
+        lines = enumerate(path.read_text("utf-8").splitlines(), 1)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text: {error}") from error
     kept = ((number, line) for number, line in lines if line.strip())
     first = next(kept, None)
     if first is None:
@@ -81,8 +86,9 @@ def _parse_all(
             request = parse(line)
             if is_sorted and requests and request.arrival_s < requests[-1].arrival_s:
                 raise ValueError("it arrives before the request in front of it; sort the trace by time")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             reason = "it is no JSON" if isinstance(error, json.JSONDecodeError) else str(error)
+            reason = "it is nested too deep" if isinstance(error, RecursionError) else reason
             shown = line if len(line) <= _MAX_SHOWN else f"{line[:_MAX_SHOWN]}..."
             raise ValueError(f"{path}, line {number}: {reason}: {shown}") from error
         requests.append(request)
@@ -95,7 +101,7 @@ def _mooncake(line: str) -> TraceRequest:
     if not isinstance(fields, dict) or not fields.keys() >= set(names):
         raise ValueError(f"a request of Mooncake's form has the fields {', '.join(names)}")
     timestamp, hash_ids = fields["timestamp"], fields["hash_ids"]
-    if isinstance(timestamp, bool) or not isinstance(timestamp, int | float) or not timestamp >= 0:
+    if isinstance(timestamp, bool) or not isinstance(timestamp, int | float) or not 0 <= timestamp <= _MAX_MS:
         raise ValueError(f"timestamp={timestamp!r} is no number of milliseconds")
     check_int("input_length", fields["input_length"], at_least=1)
     check_int("output_length", fields["output_length"], at_least=1)

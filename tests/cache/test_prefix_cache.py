@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from radix_jax.cache import HandleError, OutOfPages, PagePool, PrefixCache, RadixTree
+from radix_jax.cache.eviction_rules import NodeView
 
 S = [900, 10, 11, 12]
 R1 = [*S, 31, 32]
@@ -256,3 +257,32 @@ def test_a_request_that_matches_again_counts_its_hits_once():
     again = cache.match_prefix([1, 2, 3], start=first.handle)
     assert again.pages.tolist() == first.pages.tolist()
     assert again.handle.node.hits == 1
+
+
+def test_a_rule_that_raises_loses_no_page():
+    """A tail whose prefix is gone was taken before the rule is asked for a leaf."""
+    broken = False
+
+    def rule(view: NodeView) -> float:
+        if broken and view.start_len == 0:
+            raise ZeroDivisionError("of the rule")
+        return view.last_use
+
+    cache = PrefixCache(RadixTree(page_size=4, eviction_policy=rule), PagePool(41))
+    for first in range(0, 500, 100):
+        ids = np.arange(first, first + 10)
+        match = cache.match_prefix(ids)
+        cache.lock(match.handle)
+        done = cache.commit(ids, cache.allocate(3), match.handle)
+        cache.release(done.handle, done.pages, ids)
+    private = cache.allocate(cache.pool.num_free + 2)  # the first prefix goes, its tail stays
+    broken = True
+    cache.match_prefix(np.arange(100, 108))
+    for num_pages in (2, 3):
+        with pytest.raises(ZeroDivisionError):
+            cache.allocate(cache.pool.num_free + num_pages)
+        broken = False
+        cache.check_integrity(private)
+        broken = True
+    assert cache.pool.num_free == 1, "the tail"
+    assert cache.num_evicted_pages == 3

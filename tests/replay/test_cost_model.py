@@ -1,5 +1,7 @@
 """The cost model: its sum, and that a fit finds the costs that made the times."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy.optimize import nnls
@@ -44,5 +46,7 @@ def test_costs_that_stop_the_clock_or_run_it_backwards_are_refused():
     for name in names:
         with pytest.raises(ValueError, match=f"{name}=-1.0 is below 0"):
             CostModel(**{name: -1.0})
+        with pytest.raises(ValueError, match=f"{name}=inf would stop the clock"):
+            CostModel(**{name: math.inf})
     with pytest.raises(ValueError, match="3 steps don't determine"):
         CostModel.fit([(StepCounts(1, 1, 1, 1), 1.0)] * 3)

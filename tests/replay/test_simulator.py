@@ -1,6 +1,6 @@
 """The simulation: worked out by hand, against counts of its own, and that it is the engine's scheduler that runs."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +139,16 @@ def test_it_is_the_scheduler_of_the_engine():
     assert type(scheduler) is Scheduler
     assert type(scheduler.cache) is radix_jax.engine.PrefixCache
     assert (scheduler.cache.page_size, scheduler.cache.pool.num_pages) == (4, 33)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(CostModel)])
+def test_steps_may_cost_nothing(name: str):
+    """A step whose kind costs nothing takes no time, whatever comes next."""
+    trace = requests_of((0.0, 8, 5, 0), (1000.0, 8, 5, 500))
+    costs = CostModel(**dict.fromkeys([field.name for field in fields(CostModel)], 0.0) | {name: 1.0})
+    done = simulate(trace, small_config(), costs)
+    ends = {"per_step_s": 5.0, "per_prefill_token_s": 8.0, "per_decode_row_s": 4.0, "per_context_token_s": 42.0}
+    assert [one.finished_s for one in done.requests] == [ends[name], 1000 + ends[name]]
 
 
 def test_a_pool_must_be_given():

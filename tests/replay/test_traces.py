@@ -1,6 +1,7 @@
 """Traces: the ids that requests stand for, and files of every form, right and wrong."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,9 @@ def test_a_recording_is_read_as_it_was_written(tmp_path: Path):
         ({"timestamp": 1}, "the fields timestamp, input_length, output_length, hash_ids"),
         (LINE | {"timestamp": -1}, "timestamp=-1 is no number of milliseconds"),
         (LINE | {"timestamp": "1"}, "timestamp='1' is no number"),
+        (LINE | {"timestamp": math.inf}, "timestamp=inf is no number"),
+        (LINE | {"timestamp": 10**400}, "timestamp=10+ is no number"),
+        ("[" * 100_000, "it is nested too deep"),
         (LINE | {"input_length": 0}, "input_length=0 is below"),
         (LINE | {"output_length": 1.5}, "output_length=1.5 is not an int"),
         (LINE | {"hash_ids": [7, 0]}, "input_length=1030 takes 3 hash_ids"),
@@ -101,6 +105,20 @@ def test_bad_azure_lines(tmp_path: Path, line: str, reason: str):
         read_trace(path)
 
 
+def test_what_is_no_text_is_refused(tmp_path: Path):
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"\xff\xfe{")
+    with pytest.raises(ValueError, match="is no text"):
+        read_trace(path)
+
+
+def test_more_outputs_than_there_are_ids_for(tmp_path: Path):
+    lines = [LINE | {"output_length": FIRST_OUTPUT_ID - 1}, LINE | {"output_length": 1}]
+    assert len(read_trace(written(tmp_path / "long.jsonl", *lines))) == 2
+    with pytest.raises(ValueError, match="1073741825 output tokens, there are ids for 1073741824"):
+        read_trace(written(tmp_path / "long.jsonl", *lines, LINE | {"output_length": 1}))
+
+
 def test_files_without_a_request(tmp_path: Path):
     with pytest.raises(ValueError, match="is empty"):
         read_trace(written(tmp_path / "empty.jsonl"))
@@ -119,6 +137,7 @@ def test_files_without_a_request(tmp_path: Path):
         ({"output_ids": 3}, "is not a list"),
         ({"max_tokens": 0}, "max_tokens=0"),
         ({"arrival_s": -1.0}, "arrival_s=-1.0"),
+        ({"arrival_s": 10**400}, "arrival_s=10+ is not a finite number"),
         ({"namespace": {"a": 1}}, "is an object"),
         ({"more": 1}, "has the fields"),
     ],
