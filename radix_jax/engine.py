@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from radix_jax.cache import PagePool, PrefixCache, RadixTree
-from radix_jax.cache.keys import namespace_key
 from radix_jax.checkpoints import user_cache_dir
 from radix_jax.config import EngineConfig
 from radix_jax.engine_stats import EngineStats
-from radix_jax.intake import TokenIds, checked_ids, make_request
+from radix_jax.intake import TokenIds, check_labels, checked_ids, make_request
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import params_of
 from radix_jax.plan import StepPlan
@@ -141,26 +140,19 @@ class Engine:
             QueueFull: max_queued_requests wait already.
             RuntimeError: the engine is closed.
         """
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise TypeError(f"priority={priority!r} is not an int")
-        if not -(2**63) <= priority < 2**63:
-            raise ValueError("priority is outside [-2**63, 2**63)")
-        hash(routing_key)
-        namespace_key(namespace)  # what it raises must not come half-way
+        check_labels(namespace, priority, routing_key)
         if self._recorder is not None:
             self._recorder.check(namespace)
         if self._closed:
             raise RuntimeError("the engine is closed; make a new one")
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"sampling is a {type(sampling).__name__}; give SamplingParams, or None for its defaults")
-        ids = checked_ids(token_ids, self._vocab_size, self._max_model_len)
         request = make_request(
-            ids,
+            checked_ids(token_ids, self._vocab_size, self._max_model_len),
             sampling or SamplingParams(),
             number=self._num_requests,
-            room=self._max_model_len - len(ids),
-            # The last output token needs no KV.
-            pool_room=(self._num_pages - 1) * self._config.page_size + 1 - len(ids),
+            max_len=self._max_model_len,
+            pool_len=(self._num_pages - 1) * self._config.page_size,
             eos_token_ids=self._eos_token_ids,
             engine_seed=self._config.seed,
             namespace=namespace,

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32
 
+from radix_jax.cache.keys import namespace_key
 from radix_jax.request import Request, SamplingParams
 
 TokenIds = Sequence[int] | np.ndarray
@@ -42,13 +43,28 @@ def checked_ids(token_ids: Any, vocab_size: int, max_model_len: int) -> Int32[np
     return ids.astype(np.int32)
 
 
+def check_labels(namespace: Any, priority: Any, routing_key: Any) -> None:
+    """Refuse what would make the bookkeeping fail half-way.
+
+    Raises:
+        TypeError: priority is no int, or namespace or routing_key are not hashable.
+        ValueError: priority takes more than 64 bits. Exception: what the namespace itself raises.
+    """
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise TypeError(f"priority={priority!r} is not an int")
+    if not -(2**63) <= priority < 2**63:
+        raise ValueError("priority is outside [-2**63, 2**63)")
+    hash(routing_key)
+    namespace_key(namespace)
+
+
 def make_request(
     token_ids: Int32[np.ndarray, " T"],
     sampling: SamplingParams,
     *,
     number: int,
-    room: int,
-    pool_room: int,
+    max_len: int,
+    pool_len: int,
     eos_token_ids: Collection[int],
     engine_seed: int,
     namespace: Hashable = None,
@@ -57,9 +73,11 @@ def make_request(
 ) -> Request:
     """The `number`-th request of an engine.
 
-    room, pool_room: output tokens that context and pool leave. max_tokens is cut to the room of the context; None takes
-    all that both leave. A request without a seed gets one from the engine's.
+    max_len, pool_len: tokens that context and pool hold. max_tokens is cut to what the prompt leaves of the context;
+    None takes all that it leaves of both. A request without a seed gets one from the engine's.
     """
+    room = max_len - len(token_ids)
+    pool_room = pool_len + 1 - len(token_ids)  # the last output token needs no KV
     max_tokens = max(1, min(room, pool_room)) if sampling.max_tokens is None else min(sampling.max_tokens, room)
     seed = sampling.seed
     if seed is None:

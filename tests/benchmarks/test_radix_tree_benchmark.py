@@ -277,7 +277,6 @@ PLOTTED = [
 
 
 def test_a_plot_has_all_rows_and_caches(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     plot_rows(PLOTTED, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     plot_rows(PLOTTED, tmp_path / "plot.svg")
