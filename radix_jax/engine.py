@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from radix_jax.cache import PagePool, PrefixCache, RadixTree
-from radix_jax.checkpoints import user_cache_dir
+from radix_jax.cache_dir import user_cache_dir
 from radix_jax.config import EngineConfig
 from radix_jax.engine_stats import EngineStats
 from radix_jax.intake import TokenIds, check_labels, checked_ids, make_request

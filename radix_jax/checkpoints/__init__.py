@@ -1,7 +1,6 @@
 """Checkpoints: from a name to files, and from files to the leaves of a model."""
 
 from radix_jax.checkpoints.builtin import BUILTIN_MODELS
-from radix_jax.checkpoints.cache_dir import user_cache_dir
 from radix_jax.checkpoints.checkpoint import Checkpoint, TensorInfo
 from radix_jax.checkpoints.errors import CheckpointError
 from radix_jax.checkpoints.loading import load_weights, open_checkpoint
@@ -15,5 +14,4 @@ __all__ = [
     "load_weights",
     "open_checkpoint",
     "resolve",
-    "user_cache_dir",
 ]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from radix_jax.checkpoints.cache_dir import user_cache_dir
+from radix_jax.cache_dir import user_cache_dir
 from radix_jax.checkpoints.errors import CheckpointError
 from radix_jax.checkpoints.hub import fetch_from_hub
 

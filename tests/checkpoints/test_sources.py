@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 from small_files import LLAMA_METADATA, write_gguf, write_json
 
-from radix_jax.checkpoints import CheckpointError, resolve, user_cache_dir
+from radix_jax.cache_dir import user_cache_dir
+from radix_jax.checkpoints import CheckpointError, resolve
 
 
 def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:

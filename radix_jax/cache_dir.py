@@ -1,4 +1,4 @@
-"""Where this user's fetched models and compiled programs are kept."""
+"""Where this user's fetched models, compiled programs and tuned kernels are kept."""
 
 import os
 from pathlib import Path

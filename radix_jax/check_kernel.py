@@ -1,0 +1,1 @@
+"""A kernel of one's own through the oracle grid."""

@@ -1,0 +1,1 @@
+"""Measure the kernels' block choices on the chip that is present."""
