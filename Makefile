@@ -2,7 +2,7 @@
 # VENV=.venv312 PYTHON=python3.12 make test     another environment, another interpreter
 
 VENV ?= .venv
-PYTEST = $(VENV)/bin/python -m pytest
+PYTEST = $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-aot lint format bench clean
@@ -16,10 +16,10 @@ demo: $(VENV)/.installed-base  ## install what is needed, fetch a small model, s
 test: $(VENV)/.installed-test  ## the tests, 15 minutes at most on 2 cores; needs neither torch nor an accelerator
 	$(PYTEST)
 
-test-slow: $(VENV)/.installed-test $(VENV)/.installed-oracle  ## the rest: against transformers, the real model at length
+test-slow: $(VENV)/.installed-test $(VENV)/.installed-oracle $(VENV)/.installed-aot  ## the rest: against transformers, the real model at length, kernels compiled for GPUs
 	$(PYTEST) -m 'slow and not aot' --timeout=1200
 
-test-aot: $(VENV)/.installed-test  ## the full model compiled for accelerators that are not there
+test-aot: $(VENV)/.installed-test $(VENV)/.installed-aot  ## the full model compiled for accelerators that are not there
 	$(PYTEST) -m aot
 
 lint: $(VENV)/.installed-dev  ## style, types and the arrows between the rooms
