@@ -5,9 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-AttentionBackend = Literal["auto", "xla", "pallas_gpu", "pallas_tpu", "pallas_interpret"]
+from radix_jax.attention_backends import backend_names
+
 Warmup = Literal["lazy", "full"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+KVDtype = Literal[Dtype, "float8_e4m3fn", "float8_e5m2"]
 
 SCHEDULE_POLICIES = (
     "lpm",
@@ -33,7 +35,6 @@ EVICTION_POLICIES = (
     "cost-aware",
     "reuse-rate",
 )
-BUILT_BACKENDS = ("auto", "xla")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +98,13 @@ class EngineConfig:
         `radix_jax.cache.eviction_rules.make_policy` has the exact rules. In Python also a function of a NodeView: the
         smallest result first.
     enable_prefix_cache: False computes every prompt in full.
-    dtype: of the weights; None is float32 on CPU and bfloat16 on accelerators.
-    kv_dtype: of the pool; None is float32 on CPU and dtype on accelerators.
-    attention_backend: "auto" picks by platform.
+    dtype: of the weights; None is float32 on CPU, float16 on GPUs below compute capability 8.0 and bfloat16 on other
+        accelerators.
+    kv_dtype: of the pool; None is float32 on CPU and dtype on accelerators. A float8 pool holds K and V as they are,
+        scaled by 1: half the bytes, and of a value's digits about one.
+    attention_backend: "auto" picks by platform: "pallas_gpu" on a GPU of compute capability 8.0 and up, "xla" elsewhere.
+        "pallas_interpret" runs the GPU kernels on any machine, slowly, to prove them. Or a name that
+        `register_attention_backend` was given.
     warmup: "full" compiles every bucket at start, "lazy" on first use.
     compile_cache_dir: folder of XLA's persistent compile cache; None is the user's cache folder, "" turns it off.
     seed: seeds the requests that bring no seed of their own, and the order of schedule_policy "random".
@@ -155,17 +160,15 @@ class EngineConfig:
         for name in ("enable_prefix_cache", "partial_pages", "deterministic", "overlap"):
             _check_bool(name, getattr(self, name))
         _check_choice("dtype", self.dtype, (None, *get_args(Dtype)))
-        _check_choice("kv_dtype", self.kv_dtype, (None, *get_args(Dtype)))
+        _check_choice("kv_dtype", self.kv_dtype, (None, *get_args(KVDtype)))
         _check_choice("warmup", self.warmup, get_args(Warmup))
-        _check_choice("attention_backend", self.attention_backend, get_args(AttentionBackend))
+        _check_choice("attention_backend", self.attention_backend, backend_names())
         if not callable(self.schedule_policy):
             _check_choice("schedule_policy", self.schedule_policy, SCHEDULE_POLICIES)
         if not callable(self.eviction_policy):
             _check_choice("eviction_policy", self.eviction_policy, EVICTION_POLICIES)
-        if self.attention_backend not in BUILT_BACKENDS:
-            raise NotImplementedError(
-                f"attention_backend={self.attention_backend!r} is not built yet; use one of {', '.join(BUILT_BACKENDS)}"
-            )
+        if self.attention_backend == "pallas_tpu":
+            raise NotImplementedError("attention_backend='pallas_tpu' is not built yet; use auto, which is xla on a TPU")
         if self.deterministic:
             raise NotImplementedError("deterministic=True is not built yet; leave it False")
 

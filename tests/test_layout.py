@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # Folders of the root that are installed as sub-packages of radix_jax.
 MOVED = ("models", "pallas_kernels")
-HOST_ROOMS = ("cache", "replay", "scheduler", "viz", "plan", "request", "config")
+HOST_ROOMS = ("cache", "replay", "scheduler", "viz", "plan", "request", "config", "attention_backends")
 HEAVY = ("torch", "tensorflow", "transformers", "fastapi", "starlette", "uvicorn", "aiohttp", "flask", "vllm")
 
 
