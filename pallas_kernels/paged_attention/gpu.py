@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Float32, Int32
 
 from radix_jax.arrays import KVPool
-from radix_jax.pallas_kernels.paged_attention.gpu_blocks import GpuBlocks, choose_blocks
+from radix_jax.pallas_kernels.paged_attention.gpu_blocks import ASSUMED_LEN, GpuBlocks, choose_blocks
 from radix_jax.pallas_kernels.paged_attention.gpu_decode import combine_parts, decode_parts
 from radix_jax.pallas_kernels.paged_attention.gpu_extend import extend
 from radix_jax.pallas_kernels.paged_attention.gpu_tiles import check_addressable, spec_of
@@ -60,7 +60,7 @@ def paged_attention_gpu(
             q_dtype=q.dtype,
             pool_dtype=kv_pages.dtype,
             num_rows=num_rows,
-            capacity_len=page_table.shape[1] * spec.page_size,
+            visible_len=min(page_table.shape[1] * spec.page_size, sliding_window or ASSUMED_LEN),
         )
     operands = (
         q,

@@ -5,7 +5,7 @@ folder (`radix_jax.cache_dir.user_cache_dir()`, written by `radix-jax tune`) goe
 
     {"NVIDIA H200": [
         {"kernel": "decode", "lanes": 128, "q_bytes": 2, "kv_bytes": 2, "group_size": 4,
-         "block_len": 64, "num_warps": 4, "num_stages": 3, "programs": 1056},
+         "block_len": 64, "num_warps": 4, "num_stages": 3, "programs": 396},
         {"kernel": "extend", "lanes": 128, "q_bytes": 2, "kv_bytes": 2, "group_size": 4,
          "num_rows": 128, "block_len": 64, "num_warps": 8, "num_stages": 2}]}
 
@@ -15,7 +15,7 @@ two, `q_bytes` and `kv_bytes` are the element sizes of queries and pool; an entr
 or `group_size` fits all of them. What an entry gives:
 
 block_len: tokens of K and V a program takes at a time. num_rows: (token, head of a group) pairs of an extend tile.
-num_warps, num_stages: Triton's. programs: decode programs that fill the GPU; rows are split until there are as many.
+num_warps, num_stages: Triton's. programs: decode programs that the GPU holds at once.
 Sizes are powers of two, but for `num_stages` and `programs`.
 """
 
@@ -32,8 +32,8 @@ from radix_jax.cache_dir import user_cache_dir
 
 FILE_NAME = "gpu_blocks.json"
 DEFAULT_DEVICE = "default"
-# A split takes no less than this many blocks of a row that fills its table: shorter ones cost more to merge than to read.
-MIN_BLOCKS_PER_SPLIT = 2
+# Longer rows gain as much from the splits that suit this length; a table's capacity may be far above what rows have.
+ASSUMED_LEN = 4096
 MAX_SPLITS = 64
 _SHARED_KEYS = ("block_len", "num_warps", "num_stages")
 _CHOICE_KEYS = {"decode": (*_SHARED_KEYS, "programs"), "extend": (*_SHARED_KEYS, "num_rows")}
@@ -77,10 +77,10 @@ def choose_blocks(
     q_dtype: Any,
     pool_dtype: Any,
     num_rows: int,
-    capacity_len: int,
+    visible_len: int,
     devices: tuple[str, ...] | None = None,
 ) -> GpuBlocks:
-    """The blocks for `num_rows` rows of up to `capacity_len` tokens.
+    """The blocks for `num_rows` rows of which a query sees up to `visible_len` tokens.
 
     devices: names to look up, e.g. ("NVIDIA H200", "sm_90"); None: those of the GPU at hand. "default" comes last.
 
@@ -99,7 +99,7 @@ def choose_blocks(
     return GpuBlocks(
         DecodeBlocks(
             decode["block_len"],
-            num_splits(decode["programs"], decode["block_len"], num_rows * num_kv_heads, capacity_len),
+            num_splits(decode["programs"], decode["block_len"], num_rows * num_kv_heads, visible_len),
             decode["num_warps"],
             decode["num_stages"],
         ),
@@ -113,10 +113,18 @@ def choose_blocks(
     )
 
 
-def num_splits(programs: int, block_len: int, num_pairs: int, capacity_len: int) -> int:
-    """Into how many parts each of `num_pairs` (row, kv head) pairs is split, so that there are `programs` of them."""
-    most = max(1, capacity_len // (MIN_BLOCKS_PER_SPLIT * block_len))
-    return min(-(-programs // num_pairs), most, MAX_SPLITS)
+def num_splits(programs: int, block_len: int, num_pairs: int, visible_len: int) -> int:
+    """Into how many parts each of `num_pairs` (row, kv head) pairs is split, on a GPU that holds `programs` at once.
+
+    Fewest block times until the last wave of programs is done, for rows of `visible_len` tokens: a wave takes as long
+    as a split has blocks, and about one more to start and to merge.
+    """
+    num_blocks = max(1, min(visible_len, ASSUMED_LEN) // block_len)
+
+    def block_times(splits: int) -> float:
+        return -(-num_pairs * splits // programs) * (num_blocks / splits + 1.0)
+
+    return min(range(1, min(num_blocks, MAX_SPLITS) + 1), key=block_times)
 
 
 def power_of_two(size: int) -> int:

@@ -19,9 +19,8 @@ from radix_jax.pallas_kernels.paged_attention.gpu_tiles import (
     LN_2,
     KVHead,
     Ref,
-    Softmax,
     TileSpec,
-    attend_block,
+    attend_blocks,
     empty_softmax,
     finish_softmax,
     head_mask,
@@ -55,7 +54,8 @@ def decode_parts(
     return pl.pallas_call(
         functools.partial(decode_kernel, spec=spec, blocks=blocks),
         out_shape=(jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape[:-1], jnp.float32)),
-        grid=(num_rows, spec.num_kv_heads, splits),
+        # Heads change first: programs that run together then read whole tokens, which lie together.
+        grid=(spec.num_kv_heads, splits, num_rows),
         compiler_params=plgpu.CompilerParams(num_warps=blocks.num_warps, num_stages=blocks.num_stages),
         interpret=interpret,
     )(q, slots, page_table, kv_lens, cu_q_lens, page_offset, kv_scales)
@@ -76,7 +76,7 @@ def decode_kernel(
     blocks: DecodeBlocks,
 ) -> None:
     """One split of one kv head of one row. Rows of the tile are the heads of the group."""
-    row, kv_head, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    kv_head, split, row = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     token = cu_q_lens_ref[row]
     is_single = cu_q_lens_ref[row + 1] - token == 1
     kv_len = jnp.where(is_single, kv_lens_ref[row], 0)
@@ -98,10 +98,8 @@ def decode_kernel(
     def sees(positions: Int32[jax.Array, "1 S"]) -> jax.Array:
         return (positions >= seen_from) & (positions < kv_len)
 
-    def step(block: Int32[jax.Array, ""], state: Softmax) -> Softmax:
-        return attend_block(spec, q, kv, k_scale, block * blocks.block_len, blocks.block_len, state, sees)
-
-    state = jax.lax.fori_loop(start, end, step, empty_softmax(in_group.shape[0], spec.lanes))
+    state = empty_softmax(in_group.shape[0], spec.lanes)
+    state = attend_blocks(spec, q, kv, k_scale, (start, end), blocks.block_len, state, sees)
     mean, log_sum = finish_softmax(state)
     written = (in_group < spec.group_size) & (end > start)
     plgpu.store(

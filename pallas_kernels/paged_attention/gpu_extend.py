@@ -21,7 +21,7 @@ from radix_jax.pallas_kernels.paged_attention.gpu_tiles import (
     Ref,
     Softmax,
     TileSpec,
-    attend_block,
+    attend_blocks,
     empty_softmax,
     finish_softmax,
     head_mask,
@@ -83,7 +83,7 @@ def extend(
     return pl.pallas_call(
         functools.partial(extend_kernel, spec=spec, blocks=blocks),
         out_shape=(jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct(q.shape[:2], jnp.float32)),
-        grid=(tiles.shape[0], spec.num_kv_heads),
+        grid=(spec.num_kv_heads, tiles.shape[0]),
         compiler_params=plgpu.CompilerParams(num_warps=blocks.num_warps, num_stages=blocks.num_stages),
         interpret=interpret,
     )(q, slots, page_table, tiles, page_offset, kv_scales)
@@ -104,8 +104,8 @@ def extend_kernel(
 ) -> None:
     """One tile of one kv head."""
     # A row's last tiles see most: they start first, so that the last programs to run are short ones.
-    tile = tiles_ref.shape[0] - 1 - pl.program_id(0)
-    kv_head = pl.program_id(1)
+    tile = tiles_ref.shape[0] - 1 - pl.program_id(1)
+    kv_head = pl.program_id(0)
     row, first, row_end, kv_len = (tiles_ref[tile, i] for i in range(4))
     tile_len = blocks.num_rows // spec.group_size
     end = jnp.minimum(first + tile_len, row_end)
@@ -148,11 +148,7 @@ def _attend_tile(
         return causal if window is None else causal & (kv_positions > positions[:, None] - window)
 
     def run(begin: Any, end: Any, state: Softmax, *, masked: bool) -> Softmax:
-        def step(block: Int32[jax.Array, ""], state: Softmax) -> Softmax:
-            sight = sees if masked else None
-            return attend_block(spec, q, kv, k_scale, block * block_len, block_len, state, sight)
-
-        return jax.lax.fori_loop(begin, end, step, state)
+        return attend_blocks(spec, q, kv, k_scale, (begin, end), block_len, state, sees if masked else None)
 
     # Blocks [begin, whole) hold the window's lower edge, [whole, edge) are seen by all of the tile.
     begin = whole = jnp.zeros((), jnp.int32)

@@ -111,19 +111,26 @@ def head_mask(spec: TileSpec, rows: Bool[jax.Array, " M"] | None, num_rows: int)
     return lanes if mask is None else mask & lanes
 
 
-def load_kv(
-    spec: TileSpec, kv: KVHead, positions: Int32[jax.Array, " S"], *, all_written: bool
-) -> tuple[Float[jax.Array, "S D"], Float[jax.Array, "S D"]]:
-    """K and V at `positions` of the row, in the compute dtype. `all_written`: all of them are before kv_len.
-
-    Slots past the row's end may hold NaN and page ids past it may be anything, so neither is read.
-    """
-    block_len = positions.shape[0]
-    written = None if all_written else positions < kv.kv_len
+def load_pages(spec: TileSpec, kv: KVHead, positions: Int32[jax.Array, " S"]) -> Int32[jax.Array, " S"]:
+    """Page ids of `positions` of the row; 0 past its end, where the table may hold anything and is not read."""
     entries = kv.page_table.at[kv.row, positions // spec.page_size]
-    pages = plgpu.load(entries) if written is None else plgpu.load(entries, mask=written, other=0)
+    return plgpu.load(entries, mask=positions < kv.kv_len, other=0)
+
+
+def load_kv(
+    spec: TileSpec,
+    kv: KVHead,
+    pages: Int32[jax.Array, " S"],
+    positions: Int32[jax.Array, " S"],
+    *,
+    all_written: bool,
+) -> tuple[Float[jax.Array, "S D"], Float[jax.Array, "S D"]]:
+    """K and V at `positions` of the row, which lie in `pages`, in the compute dtype.
+
+    all_written: all of them are before kv_len. Otherwise 0 stands for those past it, as their slots may hold NaN.
+    """
     slots = (pages + kv.page_offset) * spec.page_size + positions % spec.page_size
-    mask = head_mask(spec, written, block_len)
+    mask = head_mask(spec, None if all_written else positions < kv.kv_len, slots.shape[0])
     k_lanes = kv.head * (2 * spec.head_dim) + jnp.arange(spec.lanes)
     k = load_tile(kv.pool, (slots[:, None], k_lanes[None, :]), mask)
     v = load_tile(kv.pool, (slots[:, None], k_lanes[None, :] + spec.head_dim), mask)
@@ -138,25 +145,41 @@ def dot(a: jax.Array, b: jax.Array, *, contract_b: int) -> Float32[jax.Array, "M
     )
 
 
-def attend_block(
+def attend_blocks(
     spec: TileSpec,
     q: Float[jax.Array, "M D"],
     kv: KVHead,
     k_scale: Float32[jax.Array, ""],
-    first: Int32[jax.Array, ""],
+    blocks: tuple[Any, Any],
     block_len: int,
     state: Softmax,
     sees: Callable[[Int32[jax.Array, "1 S"]], Bool[jax.Array, "M S"]] | None,
 ) -> Softmax:
-    """The state after positions [first, first + block_len) of the row (Milakov and Gimelshein 2018, algorithm 3).
+    """The state after blocks [begin, end) of the row (Milakov and Gimelshein 2018, algorithm 3).
 
     `sees` tells which rows of the tile see which positions; None: every row sees every one, and all are written.
     """
-    positions = first + jnp.arange(block_len)
-    k, v = load_kv(spec, kv, positions, all_written=sees is None)
-    scores = base_2_scores(spec, dot(q, k, contract_b=1), k_scale)
-    if sees is not None:
-        scores = jnp.where(sees(positions[None, :]), scores, NEG)
+    begin, end = blocks
+
+    def positions_of(block: Int32[jax.Array, ""]) -> Int32[jax.Array, " S"]:
+        return block * block_len + jnp.arange(block_len)
+
+    def step(block: Int32[jax.Array, ""], carry: tuple[Softmax, jax.Array]) -> tuple[Softmax, jax.Array]:
+        state, pages = carry
+        positions = positions_of(block)
+        k, v = load_kv(spec, kv, pages, positions, all_written=sees is None)
+        # A block ahead, so that no load of K and V waits for its page ids.
+        next_pages = load_pages(spec, kv, positions_of(block + 1))
+        scores = base_2_scores(spec, dot(q, k, contract_b=1), k_scale)
+        if sees is not None:
+            scores = jnp.where(sees(positions[None, :]), scores, NEG)
+        return add_block(state, scores, v), next_pages
+
+    return jax.lax.fori_loop(begin, end, step, (state, load_pages(spec, kv, positions_of(begin))))[0]
+
+
+def add_block(state: Softmax, scores: Float32[jax.Array, "M S"], v: Float[jax.Array, "S D"]) -> Softmax:
+    """The state with one more block of base-2 scores."""
     top = jnp.maximum(state.top, scores.max(axis=1))
     weights = jnp.exp2(scores - top[:, None])
     decay = jnp.exp2(state.top - top)
