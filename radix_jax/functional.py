@@ -86,11 +86,17 @@ def _forward(
     write_slots = jnp.asarray(inputs.write_slots)
     rows = jnp.asarray(inputs.page_table), jnp.asarray(inputs.kv_lens), jnp.asarray(inputs.cu_q_lens)
     num_pages = kv.shape[0] // config.num_layers
-    attend_pages = functools.partial(paged_attention, scale=config.head_dim**-0.5, max_q_len=max_q_len, backend=backend)
+    attend_pages = functools.partial(
+        paged_attention,
+        scale=config.head_dim**-0.5,
+        num_kv_heads=config.num_kv_heads,
+        max_q_len=max_q_len,
+        backend=backend,
+    )
 
     def attend(kv: KVPool, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[KVPool, jax.Array]:
         offset = layer * num_pages
-        kv = write_kv(kv, k, v, write_slots, page_offset=offset)
+        kv = write_kv(kv, k, v, write_slots, page_offset=offset, backend=backend)
         return kv, attend_pages(q, kv, *rows, page_offset=offset)
 
     forward = family_for_config(config).forward

@@ -1,23 +1,11 @@
-"""The one entry to paged attention: checks shapes, picks an implementation, and can say which and why."""
+"""The one entry to paged attention: checks the call, then runs the implementation that was chosen."""
 
 import jax
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Float32, Int32
 
 from radix_jax.arrays import KVPool
-from radix_jax.pallas_kernels.paged_attention.xla import paged_attention_xla
-
-
-def attention_backend(requested: str = "auto") -> tuple[str, str]:
-    """(backend, reason): the implementation that `requested` stands for on this platform.
-
-    Raises:
-        NotImplementedError: a backend that is not built yet.
-    """
-    if requested == "xla":
-        return "xla", "asked for"
-    if requested == "auto":
-        return "xla", f"no kernel of ours is built for {jax.default_backend()} yet"
-    raise NotImplementedError(f"attention_backend={requested!r} is not built yet; use auto or xla")
+from radix_jax.pallas_kernels.paged_attention.backends import attention_backend, attention_fn, call_attention_fn
+from radix_jax.pallas_kernels.paged_attention.checks import check_attention
 
 
 def paged_attention(
@@ -27,37 +15,43 @@ def paged_attention(
     kv_lens: Int32[jax.Array, " B"],
     cu_q_lens: Int32[jax.Array, " B_plus_1"],
     *,
-    page_offset: int,
+    page_offset: int | Int32[jax.Array, ""],
     scale: float,
-    max_q_len: int,
+    sliding_window: int | None = None,
+    logit_soft_cap: float | None = None,
+    return_lse: bool = False,
+    num_kv_heads: int | None = None,
+    kv_scales: Float32[jax.Array, "G 2"] | None = None,
+    max_q_len: int | None = None,
     backend: str = "auto",
-) -> Float[jax.Array, "T N H"]:
+) -> Float[jax.Array, "T N H"] | tuple[Float[jax.Array, "T N H"], Float32[jax.Array, "T N"]]:
     """Causal attention of ragged rows over their pages, the rows' own new tokens (already written) included.
 
     Row b's queries [cu_q_lens[b], cu_q_lens[b + 1]) are the last tokens of its kv_lens[b]; its token s lies in page
-    `page_table[b, s // K] + page_offset` of the pool, at offset s % K. Tokens that belong to no row come out finite and
-    otherwise undefined; rows of kv_len 0 are padding. `max_q_len` bounds the queries of one row; 1 is a decode step.
+    `page_table[b, s // K] + page_offset` of the pool, at offset s % K. Lanes of a token: K of head g in
+    [2gH, (2g + 1)H), its V in [(2g + 1)H, (2g + 2)H); lanes from 2GH on are padding. q head n reads kv head
+    n // (N // G). What no row wrote may hold anything, NaN too: slots behind a row's end, the null page, other layers.
 
-    Softmax attention is Vaswani et al. 2017, eq. 1; the blockwise form is Milakov and Gimelshein 2018, algorithm 3.
+    page_offset: layer * pages of a layer. scale: of the scores. max_q_len: bounds the queries of one row; None: T; 1 is
+    a decode step. num_kv_heads: G; None: W / 2H, which is wrong where W is rounded up.
+    sliding_window: a query at position p sees positions (p - sliding_window, p]; None: all up to p.
+    logit_soft_cap: c, makes the scaled scores s into c * tanh(s / c); None: leaves them (Gemma 2, section 2).
+    kv_scales: what K ([:, 0]) and V ([:, 1]) of each kv head were divided by when they were written; None: 1. Meant for
+    a float8 pool, right for any.
+    return_lse: gives (out, lse) with lse the natural log of the sum of exp of the scores that a token sees.
+
+    out has q's dtype; scores and sums are float32. Tokens that belong to no row come out finite and otherwise
+    undefined, with lse -inf; rows of kv_len 0 are padding.
+
+    q is float32, bfloat16 or float16; the pool too, or float8_e4m3fn or float8_e5m2. backend: see `attention_backend`;
+    "auto" is what suits the first device of this process. Softmax attention is Vaswani et al. 2017, eq. 1.
 
     Raises:
-        ValueError: shapes that don't fit each other.
-        NotImplementedError: a backend that is not built yet.
+        ValueError: arrays that don't fit each other or have no element, a setting out of its range, an unknown backend.
+        TypeError: a dtype that is none of those above.
+        NotImplementedError: a backend that is not built yet, or that lacks a keyword which is given here.
     """
-    num_heads, head_dim = q.shape[1:]
-    width = kv_pages.shape[-1]
-    num_kv_heads = width // (2 * head_dim)
-    if num_kv_heads == 0 or num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} q heads of {head_dim} can't share pool lanes of width {width}")
-    if cu_q_lens.shape[0] != page_table.shape[0] + 1 or kv_lens.shape[0] != page_table.shape[0]:
-        raise ValueError(
-            f"page_table has {page_table.shape[0]} rows, kv_lens {kv_lens.shape[0]} and cu_q_lens "
-            f"{cu_q_lens.shape[0]}; they must be B, B and B + 1"
-        )
-    if not 1 <= max_q_len <= q.shape[0]:
-        raise ValueError(f"max_q_len={max_q_len} is outside [1, {q.shape[0]}], the tokens of the step")
-    attention_backend(backend)
-    return paged_attention_xla(
+    num_kv_heads, max_q_len = check_attention(
         q,
         kv_pages,
         page_table,
@@ -65,6 +59,21 @@ def paged_attention(
         cu_q_lens,
         page_offset=page_offset,
         scale=scale,
+        sliding_window=sliding_window,
+        logit_soft_cap=logit_soft_cap,
+        num_kv_heads=num_kv_heads,
+        kv_scales=kv_scales,
         max_q_len=max_q_len,
-        sequential=jax.default_backend() == "cpu",
     )
+    name = attention_backend()[0] if backend == "auto" else backend
+    keywords = {
+        "page_offset": page_offset,
+        "scale": float(scale),
+        "sliding_window": sliding_window,
+        "logit_soft_cap": logit_soft_cap,
+        "return_lse": return_lse,
+        "num_kv_heads": num_kv_heads,
+        "kv_scales": kv_scales,
+        "max_q_len": max_q_len,
+    }
+    return call_attention_fn(name, attention_fn(name), (q, kv_pages, page_table, kv_lens, cu_q_lens), keywords)

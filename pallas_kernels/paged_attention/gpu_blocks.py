@@ -142,7 +142,7 @@ def local_devices() -> tuple[str, ...]:
 
 
 @functools.cache
-def _find(kernel: str, names: tuple[str, ...], wanted: tuple[int, ...]) -> dict[str, int]:
+def _find(kernel: str, names: tuple[str, ...], wanted: tuple[int, ...]) -> dict[str, Any]:
     for path in (user_cache_dir() / FILE_NAME, Path(__file__).with_name(FILE_NAME)):
         if not path.exists():
             continue

@@ -13,23 +13,35 @@ def paged_attention_reference(
     *,
     page_offset: int,
     scale: float,
-) -> Float[np.ndarray, "T N H"]:
+    sliding_window: int | None = None,
+    logit_soft_cap: float | None = None,
+    return_lse: bool = False,
+    num_kv_heads: int | None = None,
+    kv_scales: Float[np.ndarray, "G 2"] | None = None,
+) -> Float[np.ndarray, "T N H"] | tuple[Float[np.ndarray, "T N H"], Float[np.ndarray, "T N"]]:
     """Causal softmax attention (Vaswani et al. 2017, eq. 1) of each row's queries over the row's own pages.
 
-    Row b holds queries [cu_q_lens[b], cu_q_lens[b + 1]); they are the last tokens of its kv_lens[b]. Computed in the
-    dtype of `q`; tokens of no row come out as 0.
+    The arguments are those of `paged_attention`. Computed in the dtype of `q`; tokens of no row come out as 0, and -inf
+    for their log sum.
     """
     num_heads, head_dim = q.shape[1:]
-    num_kv_heads = kv_pages.shape[-1] // (2 * head_dim)
-    out = np.zeros_like(q)
+    num_kv_heads = num_kv_heads or kv_pages.shape[-1] // (2 * head_dim)
+    scales = np.ones((num_kv_heads, 2), q.dtype) if kv_scales is None else kv_scales.astype(q.dtype)
+    out, lse = np.zeros_like(q), np.full(q.shape[:2], -np.inf, q.dtype)
     for row, kv_len in enumerate(kv_lens):
         first, last = cu_q_lens[row], cu_q_lens[row + 1]
-        tokens = kv_pages[page_table[row] + page_offset].reshape(-1, num_kv_heads, 2, head_dim)[:kv_len]
+        lanes = kv_pages[page_table[row] + page_offset].reshape(-1, kv_pages.shape[-1])[:kv_len]
+        tokens = lanes[:, : 2 * num_kv_heads * head_dim].astype(q.dtype).reshape(-1, num_kv_heads, 2, head_dim)
+        tokens = tokens * scales[:, :, None]
         for t in range(first, last):
-            visible = kv_len - (last - 1 - t)
+            end = kv_len - (last - 1 - t)
+            start = 0 if sliding_window is None else max(0, end - sliding_window)
             for head in range(num_heads):
-                k, v = tokens[:visible, head * num_kv_heads // num_heads].astype(q.dtype).swapaxes(0, 1)
+                k, v = tokens[start:end, head * num_kv_heads // num_heads].swapaxes(0, 1)
                 scores = k @ q[t, head] * q.dtype.type(scale)
+                if logit_soft_cap is not None:
+                    scores = logit_soft_cap * np.tanh(scores / logit_soft_cap)
                 weights = np.exp(scores - scores.max())
                 out[t, head] = weights @ v / weights.sum()
-    return out
+                lse[t, head] = scores.max() + np.log(weights.sum())
+    return (out, lse) if return_lse else out

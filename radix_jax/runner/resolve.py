@@ -11,6 +11,7 @@ import numpy as np
 from radix_jax.config import EngineConfig
 from radix_jax.functional import MAX_SLOTS, kv_width
 from radix_jax.models.base import ModelConfig, ModelParams
+from radix_jax.pallas_kernels.paged_attention import attention_backend
 
 _LOG = logging.getLogger("radix_jax")
 DEFAULT_MEMORY_FRACTION = 0.85
@@ -20,12 +21,15 @@ CPU_RAM_FRACTION = 0.25
 
 
 def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
-    """`config` with dtype, kv_dtype, max_model_len and num_pages filled in.
+    """`config` with dtype, kv_dtype, attention_backend, max_model_len and num_pages filled in.
 
     Raises:
-        ValueError: dtype or max_model_len that the model does not have, or no room for a pool.
+        ValueError: dtype or max_model_len that the model does not have, a backend that the device can't run, or no room
+            for a pool.
     """
     on_cpu = jax.default_backend() == "cpu"
+    backend, reason = attention_backend(config.attention_backend, jax.local_devices()[0])
+    _LOG.info("attention by %s: %s", backend, reason)
     dtype = jax.tree.leaves(params.weights)[0].dtype.name
     if config.dtype not in (None, dtype):
         raise ValueError(f"dtype={config.dtype!r}, but params are {dtype}; cast them, or leave dtype out")
@@ -42,6 +46,7 @@ def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
         config,
         dtype=dtype,
         kv_dtype=kv_dtype,
+        attention_backend=backend,
         max_model_len=max_model_len,
         num_pages=num_pages,
         kv_memory_fraction=None,

@@ -32,7 +32,13 @@ def test_defaults_fit_the_model_and_the_machine() -> None:
 
 def test_what_is_set_is_kept() -> None:
     given = EngineConfig(
-        num_pages=33, page_size=4, max_model_len=100, dtype="float32", kv_dtype="float32", schedule_policy="fcfs"
+        num_pages=33,
+        page_size=4,
+        max_model_len=100,
+        dtype="float32",
+        kv_dtype="float32",
+        schedule_policy="fcfs",
+        attention_backend="pallas_interpret",
     )
     assert resolve_config(given, tiny_params()) == given
 
