@@ -9,8 +9,9 @@ folder (`radix_jax.cache_dir.user_cache_dir()`, written by `radix-jax tune`) goe
         {"kernel": "extend", "lanes": 128, "q_bytes": 2, "kv_bytes": 2, "group_size": 4,
          "num_rows": 128, "block_len": 64, "num_warps": 8, "num_stages": 2}]}
 
-Keys of the file are a device kind as jax names it, a compute capability ("sm_90"), or "default", looked up in that
-order, the user's file first. The first entry of a list that fits counts. `lanes` is head_dim rounded up to a power of
+Keys of the file are a device kind as jax names it, a compute capability ("sm_89"), all of a generation ("sm_8"), or
+"default", looked up in that order, the user's file first. The shipped "default" is for GPUs with 227 KB of shared
+memory a block, H100 and later; "sm_8" and "sm_12" stay below 99 KB. The first entry of a list that fits counts. `lanes` is head_dim rounded up to a power of
 two, `q_bytes` and `kv_bytes` are the element sizes of queries and pool; an entry without `lanes`, `q_bytes`, `kv_bytes`
 or `group_size` fits all of them. What an entry gives:
 
@@ -82,7 +83,7 @@ def choose_blocks(
 ) -> GpuBlocks:
     """The blocks for `num_rows` rows of which a query sees up to `visible_len` tokens.
 
-    devices: names to look up, e.g. ("NVIDIA H200", "sm_90"); None: those of the GPU at hand. "default" comes last.
+    devices: names to look up, e.g. ("NVIDIA L4", "sm_89", "sm_8"); None: those of the GPU at hand. "default" comes last.
 
     Raises:
         ValueError: a broken file.
@@ -138,7 +139,8 @@ def local_devices() -> tuple[str, ...]:
     if jax.default_backend() != "gpu":
         return ()
     device = jax.local_devices()[0]
-    return device.device_kind, f"sm_{str(device.compute_capability).replace('.', '')}"
+    major, minor = str(device.compute_capability).split(".")
+    return device.device_kind, f"sm_{major}{minor}", f"sm_{major}"
 
 
 @functools.cache

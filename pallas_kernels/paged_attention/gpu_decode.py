@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Float, Float32, Int32
 
-from radix_jax.pallas_kernels.paged_attention.gpu_blocks import DecodeBlocks
+from radix_jax.pallas_kernels.paged_attention.gpu_blocks import DecodeBlocks, power_of_two
 from radix_jax.pallas_kernels.paged_attention.gpu_tiles import (
     LN_2,
     KVHead,
@@ -25,7 +25,6 @@ from radix_jax.pallas_kernels.paged_attention.gpu_tiles import (
     finish_softmax,
     head_mask,
     load_tile,
-    tile_size,
 )
 
 # Splits that combine takes at a time.
@@ -86,7 +85,7 @@ def decode_kernel(
     start = first_block + num_blocks * split // blocks.num_splits
     end = first_block + num_blocks * (split + 1) // blocks.num_splits
 
-    in_group = jnp.arange(tile_size(spec.group_size))
+    in_group = jnp.arange(power_of_two(spec.group_size))
     # Past the group the index is past the array too, so that no masked store can hit another group's heads.
     heads = jnp.where(in_group < spec.group_size, kv_head * spec.group_size + in_group, spec.num_heads)
     lanes = jnp.arange(spec.lanes)
@@ -157,13 +156,13 @@ def combine_kernel(
     out_ref, lse_ref = out_refs[-2:]
     row, token, head = rows_ref[pl.program_id(0)], tokens_ref[pl.program_id(0)], pl.program_id(1)
     head_dim = means_ref.shape[3]
-    lanes = jnp.arange(tile_size(head_dim))
+    lanes = jnp.arange(power_of_two(head_dim))
     is_row = row < num_rows
 
     def load_log_sums(splits: Int32[jax.Array, " X"]) -> Float32[jax.Array, " X"]:
         return plgpu.load(log_sums_ref.at[row, splits, head], mask=(splits < num_splits) & is_row, other=-jnp.inf)
 
-    top = load_log_sums(jnp.arange(tile_size(num_splits))).max()
+    top = load_log_sums(jnp.arange(power_of_two(num_splits))).max()
     top = jnp.where(top == -jnp.inf, 0.0, top)
 
     def merge(tile: Int32[jax.Array, ""], sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

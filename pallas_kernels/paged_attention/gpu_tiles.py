@@ -17,14 +17,14 @@ import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Bool, Float, Float32, Int32
 
+from radix_jax.pallas_kernels.paged_attention.gpu_blocks import power_of_two
+
 # A Ref while a kernel is traced: memory on the device, read and written by plgpu.load and plgpu.store.
 Ref = Any
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
 # Stands for minus infinity: exp2(x - NEG) is 0 and NEG - NEG is 0, where infinities would give NaN.
 NEG = -1e30
-# The tensor cores take no fewer rows or lanes.
-MIN_TILE = 16
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,7 @@ class TileSpec:
     @property
     def lanes(self) -> int:
         """head_dim rounded up to what a tile can be."""
-        return tile_size(self.head_dim)
-
-
-def tile_size(size: int) -> int:
-    """The smallest size of a tile that holds `size`."""
-    return max(MIN_TILE, 1 << (size - 1).bit_length())
+        return power_of_two(self.head_dim)
 
 
 class KVHead(NamedTuple):

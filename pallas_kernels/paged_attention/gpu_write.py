@@ -9,7 +9,8 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Float, Float32, Int32
 
 from radix_jax.arrays import KVPool
-from radix_jax.pallas_kernels.paged_attention.gpu_tiles import Ref, check_addressable, tile_size
+from radix_jax.pallas_kernels.paged_attention.gpu_blocks import power_of_two
+from radix_jax.pallas_kernels.paged_attention.gpu_tiles import Ref, check_addressable
 
 # Tokens of a program: with 128 lanes of 2 bytes one 16-byte access for each of its threads.
 TOKENS_PER_PROGRAM = 8
@@ -68,7 +69,7 @@ def write_kernel(
     # Padding lies past the pool before a layer's offset is added.
     is_real = slots < num_slots
     slots = slots + slot_offset_ref[0]
-    lanes = jnp.arange(tile_size(head_dim))
+    lanes = jnp.arange(power_of_two(head_dim))
     mask = is_real[:, None] & (lanes < head_dim)[None, :]
     for which, ref in enumerate((k_ref, v_ref)):
         values = plgpu.load(ref.at[tokens[:, None], kv_head, lanes[None, :]], mask=mask, other=0.0)
