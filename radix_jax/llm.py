@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
@@ -22,6 +21,7 @@ from radix_jax.engine import Engine, EngineStats
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import family_for_hf_config, make_params
 from radix_jax.request import RequestOutput, SamplingParams
+from radix_jax.runner.resolve import default_dtype
 from radix_jax.scheduler import QueueFull
 from radix_jax.text import AnyTokenizer, as_tokenizer, load_tokenizer
 
@@ -240,7 +240,7 @@ class _ProgressBar:
 
 def _load_params(path: Path, dtype: str | None) -> tuple[ModelParams, frozenset[int]]:
     """(params of a checkpoint on the device, its end-of-sequence ids)."""
-    dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    dtype = dtype or default_dtype()
     with open_checkpoint(path) as checkpoint:
         family = family_for_hf_config(checkpoint.hf_config)
         config = family.parse_config(checkpoint.hf_config)

@@ -12,12 +12,26 @@ from radix_jax.config import EngineConfig
 from radix_jax.functional import MAX_SLOTS, kv_width
 from radix_jax.models.base import ModelConfig, ModelParams
 from radix_jax.pallas_kernels.paged_attention import attention_backend
+from radix_jax.pallas_kernels.paged_attention.backends import MIN_COMPUTE_CAPABILITY, compute_capability
 
 _LOG = logging.getLogger("radix_jax")
 DEFAULT_MEMORY_FRACTION = 0.85
 CPU_MAX_MODEL_LEN = 4096
 CPU_POOL_BYTES = 2 * 1024**3
 CPU_RAM_FRACTION = 0.25
+
+
+def default_dtype() -> str:
+    """Of weights: float32 on a CPU, float16 on a GPU that has no bfloat16 (below compute capability 8.0, said in the
+    log), bfloat16 on other accelerators."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return "float32"
+    capability = compute_capability(device)
+    if capability is not None and capability < MIN_COMPUTE_CAPABILITY:
+        _LOG.info("dtype float16: %s has no bfloat16", device.device_kind)
+        return "float16"
+    return "bfloat16"
 
 
 def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:

@@ -1,15 +1,24 @@
-"""The same greedy ids whatever the engine does to get there: pages, chunks, company, order, eviction (float32)."""
+"""The same greedy ids whatever the engine does to get there: pages, chunks, company, order, eviction (float32).
+
+All of it twice: through XLA attention, and through the GPU kernels in interpret mode.
+"""
 
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny import assert_idle, dense_greedy, finish, generate, greedy, random_prompts, tiny_engine, token_ids
+from tiny import SMALL, assert_idle, dense_greedy, finish, generate, greedy, random_prompts, tiny_engine, token_ids
 
 NUM_TOKENS = 8
 PROMPTS = random_prompts(24, lens=(1, 110), num_stems=3, seed=20)
 # A third of what 8 requests fill, so that prefixes are evicted all the time.
 SMALL_POOL_LEN = 320
+
+
+@pytest.fixture(params=["xla", "pallas_interpret"], autouse=True)
+def attention_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every engine of this module runs on each."""
+    monkeypatch.setitem(SMALL, "attention_backend", request.param)
 
 
 @pytest.fixture(scope="module")

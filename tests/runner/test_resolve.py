@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from radix_jax.config import EngineConfig
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import make_params
 from radix_jax.runner import resolve
-from radix_jax.runner.resolve import free_ram_bytes, resolve_config
+from radix_jax.runner.resolve import default_dtype, free_ram_bytes, resolve_config
 
 PAGE_BYTES = TINY.num_layers * 16 * 2 * TINY.num_kv_heads * TINY.head_dim * 4
 
@@ -100,3 +101,26 @@ def test_free_ram_is_what_the_machine_has_left() -> None:
     assert 0 < before < 2**50
     assert isinstance(before, int)
     assert jnp.zeros(1).nbytes < before
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "dtype"),
+    [
+        ("cpu", None, "float32"),
+        ("gpu", "7.5", "float16"),
+        ("gpu", "8.0", "bfloat16"),
+        ("gpu", "gfx942", "bfloat16"),
+        ("tpu", None, "bfloat16"),
+    ],
+)
+def test_the_default_dtype_is_one_that_the_device_has(
+    platform: str, capability: str | None, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = SimpleNamespace(platform=platform, device_kind="some chip", compute_capability=capability)
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    assert default_dtype() == dtype
+
+
+def test_a_backend_is_refused_where_it_cannot_run() -> None:
+    with pytest.raises(ValueError, match="'pallas_gpu'"):
+        resolve_config(EngineConfig(attention_backend="pallas_gpu"), tiny_params())
