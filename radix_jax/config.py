@@ -102,8 +102,8 @@ class EngineConfig:
         accelerators.
     kv_dtype: of the pool; None is float32 on CPU and dtype on accelerators. A float8 pool holds K and V as they are,
         scaled by 1: half the bytes, and of a value's digits about one.
-    attention_backend: "auto" picks by platform: "pallas_gpu" on a GPU of compute capability 8.0 and up, "xla" elsewhere.
-        "pallas_interpret" runs the GPU kernels on any machine, slowly, to prove them. Or a name that
+    attention_backend: "auto" picks by platform: "pallas_gpu" on a GPU of compute capability 8.0 and up, elsewhere
+        "xla". "pallas_interpret" runs the GPU kernels on any machine, slowly, to prove them. Or a name that
         `register_attention_backend` was given.
     warmup: "full" compiles every bucket at start, "lazy" on first use.
     compile_cache_dir: folder of XLA's persistent compile cache; None is the user's cache folder, "" turns it off.
@@ -168,7 +168,7 @@ class EngineConfig:
         if not callable(self.eviction_policy):
             _check_choice("eviction_policy", self.eviction_policy, EVICTION_POLICIES)
         if self.attention_backend == "pallas_tpu":
-            raise NotImplementedError("attention_backend='pallas_tpu' is not built yet; use auto, which is xla on a TPU")
+            raise NotImplementedError("attention_backend='pallas_tpu' is not built yet; use auto")
         if self.deterministic:
             raise NotImplementedError("deterministic=True is not built yet; leave it False")
 
