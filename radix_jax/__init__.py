@@ -6,13 +6,22 @@ from typing import TYPE_CHECKING, Any
 from radix_jax.jax_version import check_jax_version
 
 if TYPE_CHECKING:
+    from radix_jax.attention_backends import register_attention_backend
     from radix_jax.config import EngineConfig
     from radix_jax.engine import Engine
     from radix_jax.llm import LLM
     from radix_jax.request import CompletionOutput, RequestOutput, SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "Engine", "EngineConfig", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Engine",
+    "EngineConfig",
+    "RequestOutput",
+    "SamplingParams",
+    "register_attention_backend",
+]
 
 # Public name -> module, loaded on first use: the tree, the scheduler and the simulation must work without jax.
 _HOMES = {
@@ -22,6 +31,7 @@ _HOMES = {
     "EngineConfig": "radix_jax.config",
     "RequestOutput": "radix_jax.request",
     "SamplingParams": "radix_jax.request",
+    "register_attention_backend": "radix_jax.attention_backends",
 }
 _NEED_JAX = ("LLM", "Engine")
 
