@@ -11,12 +11,12 @@ folder (`radix_jax.cache_dir.user_cache_dir()`, written by `radix-jax tune`) goe
 
 Keys of the file are a device kind as jax names it, a compute capability ("sm_89"), all of a generation ("sm_8"), or
 "default", looked up in that order, the user's file first. The shipped "default" is for GPUs with 227 KB of shared
-memory a block, H100 and later; "sm_8" and "sm_12" stay below 99 KB. The first entry of a list that fits counts. `lanes` is head_dim rounded up to a power of
-two, `q_bytes` and `kv_bytes` are the element sizes of queries and pool; an entry without `lanes`, `q_bytes`, `kv_bytes`
-or `group_size` fits all of them. What an entry gives:
+memory a block, H100 and later; "sm_8" and "sm_12" stay below 99 KB. The first entry of a list that fits counts. `lanes`
+is head_dim rounded up to a power of two, `kv_bytes` the element size of the pool, `q_bytes` that of the queries or, if
+larger, of the pool; an entry without `lanes`, `q_bytes`, `kv_bytes` or `group_size` fits all of them. It gives:
 
 block_len: tokens of K and V a program takes at a time. num_rows: (token, head of a group) pairs of an extend tile.
-num_warps, num_stages: Triton's. programs: decode programs that the GPU holds at once.
+num_warps, num_stages: Triton's. programs: decode programs that the GPU holds at once; rows are split to fill it.
 Sizes are powers of two, but for `num_stages` and `programs`.
 """
 
@@ -83,7 +83,7 @@ def choose_blocks(
 ) -> GpuBlocks:
     """The blocks for `num_rows` rows of which a query sees up to `visible_len` tokens.
 
-    devices: names to look up, e.g. ("NVIDIA L4", "sm_89", "sm_8"); None: those of the GPU at hand. "default" comes last.
+    devices: names to look up before "default", e.g. ("NVIDIA L4", "sm_89", "sm_8"); None: those of the GPU at hand.
 
     Raises:
         ValueError: a broken file.
@@ -91,7 +91,7 @@ def choose_blocks(
     group_size = num_heads // num_kv_heads
     wanted = {
         "lanes": power_of_two(head_dim),
-        "q_bytes": jnp.dtype(q_dtype).itemsize,
+        "q_bytes": max(jnp.dtype(q_dtype).itemsize, jnp.dtype(pool_dtype).itemsize),
         "kv_bytes": jnp.dtype(pool_dtype).itemsize,
         "group_size": group_size,
     }
@@ -155,6 +155,11 @@ def _find(kernel: str, names: tuple[str, ...], wanted: tuple[int, ...]) -> dict[
                 if entry["kernel"] == kernel and fits:
                     return entry
     raise ValueError(f"{FILE_NAME} has no {kernel} blocks for {dict(zip(_MATCH_KEYS, wanted, strict=True))}")
+
+
+def forget_files() -> None:
+    """Read the files anew the next time: a tuned one was written."""
+    _find.cache_clear()
 
 
 def load_choices(path: Path) -> dict[str, list[dict[str, Any]]]:
