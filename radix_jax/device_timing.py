@@ -36,7 +36,9 @@ def time_calls(fn: Callable[..., Any], args: tuple[Any, ...], *, num_calls: int 
 
     @functools.partial(jax.jit, static_argnums=0)
     def chain(length: int, first: jax.Array, rest: list[Any]) -> jax.Array:
-        return jax.lax.fori_loop(0, length, lambda _, x: _first_of(fn(x, *rest)), first)
+        # The barrier keeps the compiler from melting two calls into one.
+        step = lambda _, x: jax.lax.optimization_barrier(_first_of(fn(x, *rest)))  # noqa: E731
+        return jax.lax.fori_loop(0, length, step, first)
 
     def seconds(length: int) -> float:
         def run() -> float:

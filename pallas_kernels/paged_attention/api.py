@@ -47,9 +47,10 @@ def paged_attention(
     "auto" is what suits the first device of this process. Softmax attention is Vaswani et al. 2017, eq. 1.
 
     Raises:
-        ValueError: arrays that don't fit each other or have no element, a setting out of its range, an unknown backend.
+        ValueError: arrays that don't fit each other or have no element, a setting out of its range, an unknown backend,
+            a backend that gives something else.
         TypeError: a dtype that is none of those above.
-        NotImplementedError: a backend that is not built yet, or that lacks a keyword which is given here.
+        NotImplementedError: a backend that is not built yet, or (UnsupportedOption) lacks an option that is given.
     """
     num_kv_heads, max_q_len = check_attention(
         q,

@@ -20,28 +20,32 @@ REQUIRED = ("page_offset", "scale")
 DEFAULTS = {"sliding_window": None, "logit_soft_cap": None, "return_lse": False, "kv_scales": None}
 
 
-def attention_backend(requested: str = "auto", device: jax.Device | None = None) -> tuple[str, str]:
+class UnsupportedOption(NotImplementedError):
+    """A backend does not take an option of `paged_attention` that is given."""
+
+
+def attention_backend(requested: str = "auto", device: Any = None) -> tuple[str, str]:
     """(backend, reason): the implementation that `requested` stands for on a device.
 
-    device: None: the first one of this process. "auto" is pallas_gpu on an NVIDIA GPU of compute capability 8.0 and up,
-    and xla everywhere else.
+    "auto" is pallas_gpu on an NVIDIA GPU of compute capability 8.0 and up, and xla everywhere else.
+
+    device: a jax.Device. None: the first one of this process for "auto", and any for a name, as a program may be
+    lowered for another machine.
 
     Raises:
         ValueError: an unknown name, or pallas_gpu on a device that can't run it.
         NotImplementedError: a backend that is not built yet.
     """
-    device = jax.local_devices()[0] if device is None else device
-    if requested not in ("auto", "pallas_gpu"):
-        attention_fn(requested)
-        return requested, "asked for"
-    obstacle = _obstacle_to_pallas_gpu(device)
-    if requested == "pallas_gpu":
+    if requested == "auto":
+        device = jax.local_devices()[0] if device is None else device
+        obstacle = _obstacle_to_pallas_gpu(device)
         if obstacle:
-            raise ValueError(f"attention_backend='pallas_gpu' can't run here: {obstacle}; use auto, or pallas_interpret")
-        return "pallas_gpu", "asked for"
-    if obstacle:
-        return "xla", obstacle
-    return "pallas_gpu", f"{device.device_kind} has compute capability {_compute_capability(device)}"
+            return "xla", obstacle
+        return "pallas_gpu", f"{device.device_kind} has compute capability {_dotted(compute_capability(device))}"
+    attention_fn(requested)
+    if requested == "pallas_gpu" and device is not None and (obstacle := _obstacle_to_pallas_gpu(device)):
+        raise ValueError(f"attention_backend='pallas_gpu' can't run here: {obstacle}; use auto")
+    return requested, "asked for"
 
 
 def attention_fn(name: str) -> AttentionFn:
@@ -61,11 +65,11 @@ def attention_fn(name: str) -> AttentionFn:
 
         return functools.partial(paged_attention_gpu, interpret=name == "pallas_interpret")
     if name == "pallas_tpu":
-        raise NotImplementedError("attention_backend='pallas_tpu' is not built yet; use auto, which is xla on a TPU")
+        raise NotImplementedError("attention backend 'pallas_tpu' is not built yet; use auto, which is xla on a TPU")
     if name in registered_backends():
         return registered_backends()[name]
     raise ValueError(
-        f"attention_backend={name!r} is not one of {', '.join(map(repr, backend_names()))}; "
+        f"attention backend {name!r} is not one of {', '.join(backend_names())}; "
         "register_attention_backend makes it one"
     )
 
@@ -76,8 +80,8 @@ def call_attention_fn(name: str, fn: AttentionFn, operands: tuple[jax.Array, ...
     keywords: all of the contract, `num_kv_heads` and `max_q_len` filled in.
 
     Raises:
-        NotImplementedError: a keyword that `fn` lacks has a value of its own.
-        TypeError: `fn` gives something else than the contract's shapes and dtypes.
+        UnsupportedOption: a keyword that `fn` lacks has a value of its own.
+        ValueError: `fn` gives something else than the contract's shapes and dtypes.
     """
     q, kv_pages = operands[:2]
     defaults = {**DEFAULTS, "num_kv_heads": kv_pages.shape[2] // (2 * q.shape[2]), "max_q_len": keywords["max_q_len"]}
@@ -90,7 +94,7 @@ def call_attention_fn(name: str, fn: AttentionFn, operands: tuple[jax.Array, ...
             raise TypeError(f"attention backend {name!r} takes no {keyword}, which every backend has to")
         elif value is not defaults[keyword] and (keyword == "kv_scales" or value != defaults[keyword]):
             shown = "given" if keyword == "kv_scales" else value
-            raise NotImplementedError(
+            raise UnsupportedOption(
                 f"attention backend {name!r} takes no {keyword}, and here it is {shown}; add it to the function, or "
                 "choose another backend"
             )
@@ -113,34 +117,36 @@ def _keyword_test(fn: AttentionFn) -> Callable[[str], bool]:
 
 
 def _check_result(name: str, result: Any, q: jax.Array, *, return_lse: bool) -> None:
-    wanted = [("out", q.shape, q.dtype)]
+    wanted = [jax.ShapeDtypeStruct(q.shape, q.dtype)]
     if return_lse:
-        wanted.append(("lse", q.shape[:2], jnp.dtype("float32")))
-    expected = ", ".join(f"{part} {jnp.dtype(dtype).name}{list(shape)}" for part, shape, dtype in wanted)
-    parts = result if return_lse and isinstance(result, tuple) else (result,)
-    fits = len(parts) == len(wanted) and all(
-        (getattr(part, "shape", None), getattr(part, "dtype", None)) == (shape, dtype)
-        for part, (_, shape, dtype) in zip(parts, wanted, strict=True)
-    )
-    if not fits:
-        shown = ", ".join(describe(part) if hasattr(part, "dtype") else type(part).__name__ for part in parts)
-        raise TypeError(f"attention backend {name!r} gives {shown}; it must give {expected}")
+        wanted.append(jax.ShapeDtypeStruct(q.shape[:2], jnp.float32))
+    parts = result if isinstance(result, tuple) else (result,)
+    returned = " and ".join(describe(part) if hasattr(part, "dtype") else type(part).__name__ for part in parts)
+    contract = " and ".join(map(describe, wanted))
+    if returned != contract:
+        raise ValueError(f"attention backend {name!r} returned {returned}; the contract is {contract}")
 
 
-def _obstacle_to_pallas_gpu(device: jax.Device) -> str | None:
+def _obstacle_to_pallas_gpu(device: Any) -> str | None:
     """Why the GPU kernels can't run on a device, or None."""
     if device.platform not in ("gpu", "cuda", "rocm"):
-        return f"no kernel of ours is built for {device.platform}"
-    capability = _compute_capability(device)
-    # AMD's are names, such as gfx942.
-    parts = capability.split(".")
-    if not all(part.isdecimal() for part in parts):
-        return f"the GPU kernels are for NVIDIA's, and {device.device_kind} is {capability or 'of another make'}"
-    if tuple(map(int, parts)) < MIN_COMPUTE_CAPABILITY:
-        least = ".".join(map(str, MIN_COMPUTE_CAPABILITY))
-        return f"{device.device_kind} has compute capability {capability}, and the GPU kernels need {least}"
+        return f"the kernels are for GPUs, this is {device.platform}"
+    capability = compute_capability(device)
+    if capability is None:
+        return f"the kernels are for NVIDIA GPUs, this is {device.device_kind}"
+    if capability < MIN_COMPUTE_CAPABILITY:
+        return (
+            f"{device.device_kind} has compute capability {_dotted(capability)}, "
+            f"the kernels need {_dotted(MIN_COMPUTE_CAPABILITY)}"
+        )
     return None
 
 
-def _compute_capability(device: jax.Device) -> str:
-    return str(getattr(device, "compute_capability", ""))
+def compute_capability(device: Any) -> tuple[int, ...] | None:
+    """Of an NVIDIA GPU, e.g. (9, 0); None of any other device. AMD's GPUs have a name there, such as gfx942."""
+    parts = str(getattr(device, "compute_capability", "")).split(".")
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else None
+
+
+def _dotted(capability: tuple[int, ...] | None) -> str:
+    return ".".join(map(str, capability or ()))

@@ -30,7 +30,8 @@ def paged_attention_reference(
     out, lse = np.zeros_like(q), np.full(q.shape[:2], -np.inf, q.dtype)
     for row, kv_len in enumerate(kv_lens):
         first, last = cu_q_lens[row], cu_q_lens[row + 1]
-        lanes = kv_pages[page_table[row] + page_offset].reshape(-1, kv_pages.shape[-1])[:kv_len]
+        pages = page_table[row, : -(-kv_len // kv_pages.shape[1])] + page_offset
+        lanes = kv_pages[pages].reshape(-1, kv_pages.shape[-1])[:kv_len]
         tokens = lanes[:, : 2 * num_kv_heads * head_dim].astype(q.dtype).reshape(-1, num_kv_heads, 2, head_dim)
         tokens = tokens * scales[:, :, None]
         for t in range(first, last):

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Float, Float32, Int32
 
 from radix_jax.arrays import KVPool
-from radix_jax.attention_backends import registered_backends
-from radix_jax.pallas_kernels.paged_attention.backends import attention_backend
+from radix_jax.pallas_kernels.paged_attention.backends import attention_backend, attention_fn
+from radix_jax.pallas_kernels.paged_attention.checks import check_write
 
 
 def write_kv(
@@ -23,23 +23,20 @@ def write_kv(
 
     A slot is page * page_size + offset within one layer. Slots differ from each other and are not negative; padding
     slots are at least LP * page_size, so that no layer's offset brings them back inside, and are dropped. Updates in
-    place when the pool is donated.
+    place when the pool is donated. Lanes from 2GH on are padding, and undefined in the tokens written.
 
-    kv_scales: K and V of head g are stored divided by kv_scales[g, 0] and kv_scales[g, 1]; None: as they are. What a
-    float8 pool can't hold becomes its largest value. backend: see `attention_backend`; a registered one writes as
-    "auto" does.
+    kv_scales: K of head g is stored divided by [g, 0], V by [g, 1]; None: as it is. In a float8 pool what is past its
+    range becomes its largest value. backend: as of `paged_attention`; those without a kernel of ours scatter by XLA.
 
     Raises:
-        ValueError: more lanes than the pool has, or kv_scales of another shape.
+        ValueError: arrays that don't fit each other or have no element, an unknown backend.
+        TypeError: a dtype that the kernels don't take.
+        NotImplementedError: a backend that is not built yet.
     """
-    num_kv_heads, head_dim, width = *k.shape[1:], kv_pages.shape[2]
-    if 2 * num_kv_heads * head_dim > width:
-        raise ValueError(f"K and V of {num_kv_heads} heads of {head_dim} take more than the pool's {width} lanes")
-    if kv_scales is not None and kv_scales.shape != (num_kv_heads, 2):
-        raise ValueError(f"kv_scales are {list(kv_scales.shape)}; they must be [{num_kv_heads}, 2]")
-    name, _ = attention_backend("auto" if backend in registered_backends() else backend)
-    if name != "xla":
-        # Pallas is loaded where it is used: it takes a while.
+    check_write(kv_pages, k, v, write_slots, page_offset=page_offset, kv_scales=kv_scales)
+    backend = attention_backend()[0] if backend == "auto" else backend
+    if backend in ("pallas_gpu", "pallas_interpret"):
+        # Pallas is imported where it is used, and takes a while.
         from radix_jax.pallas_kernels.paged_attention.gpu_write import write_kv_gpu
 
         return write_kv_gpu(
@@ -49,30 +46,25 @@ def write_kv(
             write_slots,
             page_offset=page_offset,
             kv_scales=kv_scales,
-            interpret=name == "pallas_interpret",
+            interpret=backend == "pallas_interpret",
         )
-    return _scatter_kv(kv_pages, k, v, write_slots, page_offset, kv_scales)
-
-
-def _scatter_kv(
-    kv_pages: KVPool,
-    k: Float[jax.Array, "T G H"],
-    v: Float[jax.Array, "T G H"],
-    write_slots: Int32[jax.Array, " T"],
-    page_offset: int | Int32[jax.Array, ""],
-    kv_scales: Float32[jax.Array, "G 2"] | None,
-) -> KVPool:
+    attention_fn(backend)  # refuses unknown names
     _, page_size, width = kv_pages.shape
     lanes = jnp.stack([k, v], axis=2)
     if kv_scales is not None:
-        lanes = lanes.astype(jnp.float32) / kv_scales[:, :, None]
-    if kv_pages.dtype.itemsize == 1:
-        largest = float(jnp.finfo(kv_pages.dtype).max)
-        lanes = jnp.clip(lanes.astype(jnp.float32), -largest, largest)
-    lanes = lanes.reshape(k.shape[0], -1).astype(kv_pages.dtype)
+        lanes = lanes.astype(jnp.float32) / kv_scales[None, :, :, None]
+    lanes = _to_pool_dtype(lanes.reshape(k.shape[0], -1), kv_pages.dtype)
     lanes = jnp.pad(lanes, ((0, 0), (0, width - lanes.shape[1])))
     pages = write_slots // page_size + page_offset
     return kv_pages.at[pages, write_slots % page_size].set(lanes, mode="drop", unique_indices=True)
+
+
+def _to_pool_dtype(lanes: Float[jax.Array, "T W"], dtype: jnp.dtype) -> Float[jax.Array, "T W"]:
+    """Cast; for float8, whose casts make infinity or NaN of what is too large, after cutting to its range."""
+    if dtype.itemsize > 1:
+        return lanes.astype(dtype)
+    largest = float(jnp.finfo(dtype).max)
+    return jnp.clip(lanes.astype(jnp.float32), -largest, largest).astype(dtype)
 
 
 def copy_pages(

@@ -1,10 +1,12 @@
 """Paged attention in plain XLA, for every platform.
 
-The queries are cut into tiles that each lie inside one row; a tile walks its row's KV in blocks of whole pages, as far
-as it can see, keeping a running maximum and sum (online softmax). So the work follows the real lengths while every
-shape is static. On a CPU the tiles run one after the other, which keeps a block in its cache; elsewhere all at once.
+The queries are cut into tiles that each lie inside one row; a tile walks its row's KV in blocks of whole pages, from
+the first to the last that it can see, keeping a running maximum and sum (online softmax). So the work follows the real
+lengths while every shape is static. On a CPU the tiles run one after the other, which keeps a block in its cache;
+elsewhere all at once.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,6 +22,27 @@ BLOCK_LEN = 128
 NEG = -1e30
 
 
+class _Walk(NamedTuple):
+    """The blocks that a tile sees: `load` gives one and who sees what of it; `cap` finishes its scores."""
+
+    first_block: int | Int32[jax.Array, ""]
+    end_block: Int32[jax.Array, ""]
+    load: Callable[[Int32[jax.Array, ""]], tuple[jax.Array, jax.Array]]
+    cap: Callable[[jax.Array], jax.Array]
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=(
+        "scale",
+        "sliding_window",
+        "logit_soft_cap",
+        "return_lse",
+        "num_kv_heads",
+        "max_q_len",
+        "sequential",
+    ),
+)
 def paged_attention_xla(
     q: Float[jax.Array, "T N H"],
     kv_pages: KVPool,
@@ -29,29 +52,26 @@ def paged_attention_xla(
     *,
     page_offset: int | Int32[jax.Array, ""],
     scale: float,
-    sliding_window: int | None = None,
-    logit_soft_cap: float | None = None,
-    return_lse: bool = False,
-    num_kv_heads: int | None = None,
-    kv_scales: Float32[jax.Array, "G 2"] | None = None,
+    sliding_window: int | None,
+    logit_soft_cap: float | None,
+    return_lse: bool,
+    num_kv_heads: int,
+    kv_scales: Float32[jax.Array, "G 2"] | None,
     max_q_len: int,
-    sequential: bool,
+    sequential: bool | None = None,
 ) -> Float[jax.Array, "T N H"] | tuple[Float[jax.Array, "T N H"], Float32[jax.Array, "T N"]]:
-    """See `paged_attention`. Scores and sums are float32. `sequential` runs the tiles one after the other."""
+    """See `paged_attention`. `sequential` runs the tiles one after the other; None: on a CPU."""
     num_tokens, num_rows, page_size = q.shape[0], page_table.shape[0], kv_pages.shape[1]
-    num_kv_heads = num_kv_heads or kv_pages.shape[2] // (2 * q.shape[2])
     tile_len = min(Q_TILE_LEN, max_q_len)
     pages_per_block = max(1, BLOCK_LEN // page_size)
     block_len = pages_per_block * page_size
     attend = _attend_token if tile_len == 1 else _attend_tile
-    lane_scales = None if kv_scales is None else _lane_scales(kv_scales, q.shape[2], kv_pages.shape[2])
     tile_rows, tile_starts, tile_of_token = _cut_tiles(cu_q_lens, num_tokens, num_rows, tile_len)
     padded_table = _pad_end(page_table, 1, -page_table.shape[1] % pages_per_block) + page_offset
-    padded_q = _pad_end(q.astype(jnp.float32) * scale, 0, tile_len)
+    k_scales, v_scales = _head_scales(kv_scales, q.shape[1])
+    padded_q = _pad_end(q.astype(jnp.float32) * (scale * k_scales), 0, tile_len)
 
-    def run_tile(
-        row: Int32[jax.Array, ""], start: Int32[jax.Array, ""]
-    ) -> tuple[Float32[jax.Array, "Q N H"], Float32[jax.Array, "Q N"]]:
+    def run_tile(row: Int32[jax.Array, ""], start: Int32[jax.Array, ""]) -> tuple[jax.Array, jax.Array]:
         kv_len = kv_lens[row]
         # The row's queries are the last of its kv_len tokens.
         q_pos = kv_len - cu_q_lens[row + 1] + start + jnp.arange(tile_len, dtype=jnp.int32)
@@ -59,50 +79,52 @@ def paged_attention_xla(
 
         def load(i: Int32[jax.Array, ""]) -> tuple[Float32[jax.Array, "S W"], Bool[jax.Array, "Q S"]]:
             block_pages = jax.lax.dynamic_slice_in_dim(pages, i * pages_per_block, pages_per_block)
-            block = kv_pages.at[block_pages].get(mode="promise_in_bounds").reshape(-1, kv_pages.shape[2])
+            block = kv_pages.at[block_pages].get(mode="promise_in_bounds").reshape(block_len, -1)
+            block = block[:, : 2 * num_kv_heads * q.shape[2]]
             kv_pos = i * block_len + jnp.arange(block_len, dtype=jnp.int32)
             # What lies past the row's end was never written by it and may be anything, NaN included: 0 * NaN is NaN.
             block = jnp.where((kv_pos < kv_len)[:, None], block.astype(jnp.float32), 0.0)
-            if lane_scales is not None:
-                block = block * lane_scales
-            mask = kv_pos <= jnp.minimum(q_pos, kv_len - 1)[:, None]
-            return block, mask if sliding_window is None else mask & (kv_pos > q_pos[:, None] - sliding_window)
+            sees = kv_pos <= jnp.minimum(q_pos, kv_len - 1)[:, None]
+            if sliding_window is not None:
+                sees &= kv_pos > (q_pos - sliding_window)[:, None]
+            return block, sees
 
+        first_block = 0
+        if sliding_window is not None:
+            first_block = jnp.maximum(q_pos[0] - sliding_window + 1, 0) // block_len
         visible_len = jnp.where(start < cu_q_lens[row + 1], jnp.minimum(q_pos[-1] + 1, kv_len), 0)
-        first = 0 if sliding_window is None else jnp.maximum(q_pos[0] - sliding_window + 1, 0) // block_len
-        blocks = Blocks(first, -(-visible_len // block_len), load, logit_soft_cap)
-        return attend(jax.lax.dynamic_slice_in_dim(padded_q, start, tile_len), blocks, num_kv_heads)
+        walk = _Walk(first_block, -(-visible_len // block_len), load, functools.partial(_cap_scores, logit_soft_cap))
+        return attend(jax.lax.dynamic_slice_in_dim(padded_q, start, tile_len), walk, num_kv_heads)
 
-    # A log sum that nobody asks for is not among what the loop stacks up.
-    run = run_tile if return_lse else lambda row, start: run_tile(row, start)[:1]
-    if sequential:
-        tiles = jax.lax.map(lambda tile: run(*tile), (tile_rows, tile_starts))
-    else:
-        tiles = jax.vmap(run)(tile_rows, tile_starts)
-    out = tiles[0].reshape(-1, *q.shape[1:])[tile_of_token].astype(q.dtype)
+    out, lse = _run_tiles(run_tile, tile_rows, tile_starts, sequential)
+    out = out.reshape(-1, *q.shape[1:])[tile_of_token] * v_scales
     if not return_lse:
-        return out
-    lse = tiles[1].reshape(-1, q.shape[1])[tile_of_token]
-    is_real = jnp.arange(num_tokens, dtype=jnp.int32) < cu_q_lens[-1]
-    return out, jnp.where(is_real[:, None], lse, -jnp.inf)
+        return out.astype(q.dtype)
+    lse = lse.reshape(-1, q.shape[1])[tile_of_token]
+    of_a_row = jnp.arange(num_tokens) < cu_q_lens[-1]
+    return out.astype(q.dtype), jnp.where(of_a_row[:, None], lse, -jnp.inf)
 
 
-class Blocks(NamedTuple):
-    """The blocks [first, end) of a row that a tile may see.
+def _run_tiles(
+    run_tile: Callable, rows: Int32[jax.Array, " I"], starts: Int32[jax.Array, " I"], sequential: bool | None
+) -> tuple[Float32[jax.Array, "I Q N H"], Float32[jax.Array, "I Q N"]]:
+    def one_by_one(rows: jax.Array, starts: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.lax.map(lambda tile: run_tile(*tile), (rows, starts))
 
-    load: block index -> (its tokens, which query sees which of them). logit_soft_cap: see `paged_attention`.
-    """
-
-    first: int | Int32[jax.Array, ""]
-    end: Int32[jax.Array, ""]
-    load: Callable[[Int32[jax.Array, ""]], tuple[Float32[jax.Array, "S W"], Bool[jax.Array, "Q S"]]]
-    logit_soft_cap: float | None
+    if sequential is None:
+        # Of the platform that is lowered for, which need not be the one at hand.
+        return jax.lax.platform_dependent(rows, starts, cpu=one_by_one, default=jax.vmap(run_tile))
+    return one_by_one(rows, starts) if sequential else jax.vmap(run_tile)(rows, starts)
 
 
-def _lane_scales(kv_scales: Float32[jax.Array, "G 2"], head_dim: int, width: int) -> Float32[jax.Array, " W"]:
-    """What each lane of the pool is to be multiplied by."""
-    lanes = jnp.repeat(kv_scales.reshape(-1), head_dim)
-    return jnp.pad(lanes, (0, width - lanes.shape[0]), constant_values=1.0)
+def _head_scales(
+    kv_scales: Float32[jax.Array, "G 2"] | None, num_heads: int
+) -> tuple[float | Float32[jax.Array, "N 1"], float | Float32[jax.Array, "N 1"]]:
+    """Of the K and of the V that each query head reads."""
+    if kv_scales is None:
+        return 1.0, 1.0
+    scales = jnp.repeat(kv_scales, num_heads // kv_scales.shape[0], axis=0)
+    return scales[:, :1], scales[:, 1:]
 
 
 def _cut_tiles(
@@ -114,7 +136,10 @@ def _cut_tiles(
     """
     tokens = jnp.arange(num_tokens, dtype=jnp.int32)
     if tile_len == 1:
-        return jnp.arange(num_rows, dtype=jnp.int32), cu_q_lens[:-1], _last_not_above(cu_q_lens, tokens)
+        rows = jnp.arange(num_rows, dtype=jnp.int32)
+        # Elementwise, so that the compiler does it once for all layers.
+        places = (cu_q_lens[1:] <= tokens[:, None]).sum(axis=1, dtype=jnp.int32)
+        return rows, cu_q_lens[:-1], jnp.minimum(places, num_rows - 1)
     tiles = jnp.arange(num_rows + num_tokens // tile_len, dtype=jnp.int32)
     tiles_per_row = -(-(cu_q_lens[1:] - cu_q_lens[:-1]) // tile_len)
     cu_tiles = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(tiles_per_row, dtype=jnp.int32)])
@@ -133,7 +158,7 @@ def _last_not_above(cumulative: Int32[jax.Array, " B_plus_1"], x: Int32[jax.Arra
 
 
 def _attend_token(
-    q: Float32[jax.Array, "1 N H"], blocks: Blocks, num_kv_heads: int
+    q: Float32[jax.Array, "1 N H"], walk: _Walk, num_kv_heads: int
 ) -> tuple[Float32[jax.Array, "1 N H"], Float32[jax.Array, "1 N"]]:
     """One query over its blocks, without taking K and V apart: the query is spread over the pool's lanes, zero but in
     its own head's K, so that one matmul a block gives the scores of all heads, and one more the sums of all V lanes."""
@@ -141,60 +166,59 @@ def _attend_token(
     own = jnp.arange(num_heads) // (num_heads // num_kv_heads) == jnp.arange(num_kv_heads)[:, None]
     k_lanes = jnp.where(own.T[:, :, None], q[0][:, None, :], 0.0)
     lanes = jnp.stack([k_lanes, jnp.zeros_like(k_lanes)], axis=2).reshape(num_heads, -1)
-    num_used = lanes.shape[1]
     out, lse = _online_softmax(
-        blocks,
-        scores=lambda block: lanes @ block[:, :num_used].T,
-        sums=lambda weights, block: weights @ block[:, :num_used],
+        walk,
+        scores=lambda block: lanes @ block.T,
+        sums=lambda weights, block: weights @ block,
         scores_shape=(num_heads,),
-        num_lanes=num_used,
+        num_lanes=lanes.shape[1],
     )
     v_lanes = out.reshape(num_heads, num_kv_heads, 2, head_dim)[:, :, 1]
     return jnp.where(own.T[:, :, None], v_lanes, 0.0).sum(axis=1)[None], lse[None]
 
 
 def _attend_tile(
-    q: Float32[jax.Array, "Q N H"], blocks: Blocks, num_kv_heads: int
+    q: Float32[jax.Array, "Q N H"], walk: _Walk, num_kv_heads: int
 ) -> tuple[Float32[jax.Array, "Q N H"], Float32[jax.Array, "Q N"]]:
     """Many queries of one row over its blocks, a matmul for each kv head."""
     tile_len, num_heads, head_dim = q.shape
     grouped = q.reshape(tile_len, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
 
     def part(block: Float32[jax.Array, "S W"], which: int) -> Float32[jax.Array, "S G H"]:
-        return block[:, : 2 * num_kv_heads * head_dim].reshape(-1, num_kv_heads, 2, head_dim)[:, :, which]
+        return block.reshape(-1, num_kv_heads, 2, head_dim)[:, :, which]
 
     out, lse = _online_softmax(
-        blocks,
+        walk,
         scores=lambda block: jnp.einsum("grqh,sgh->grqs", grouped, part(block, 0)),
         sums=lambda weights, block: jnp.einsum("grqs,sgh->grqh", weights, part(block, 1)),
         scores_shape=grouped.shape[:3],
         num_lanes=head_dim,
     )
-    return out.transpose(2, 0, 1, 3).reshape(q.shape), lse.transpose(2, 0, 1).reshape(tile_len, num_heads)
+    return out.transpose(2, 0, 1, 3).reshape(q.shape), lse.reshape(num_heads, tile_len).T
 
 
 def _online_softmax(
-    blocks: Blocks, *, scores: Callable, sums: Callable, scores_shape: tuple[int, ...], num_lanes: int
+    walk: _Walk, *, scores: Callable, sums: Callable, scores_shape: tuple[int, ...], num_lanes: int
 ) -> tuple[Float32[jax.Array, "..."], Float32[jax.Array, "..."]]:
-    """(softmax-weighted sums over the blocks, log of the sum of exp of the scores) (Milakov and Gimelshein 2018,
-    algorithm 3); 0 and -inf where nothing is seen."""
+    """(softmax-weighted sums over the blocks, log of the sum of exp of the scores), Milakov and Gimelshein 2018,
+    algorithm 3; 0 and -inf where there is no block."""
 
     def step(i: Int32[jax.Array, ""], state: tuple[jax.Array, jax.Array, jax.Array]):
         top, total, acc = state
-        block, mask = blocks.load(i)
-        s = scores(block)
-        if blocks.logit_soft_cap is not None:
-            s = blocks.logit_soft_cap * jnp.tanh(s / blocks.logit_soft_cap)
-        s = jnp.where(mask, s, NEG)
+        block, mask = walk.load(i)
+        s = jnp.where(mask, walk.cap(scores(block)), NEG)
         new_top = jnp.maximum(top, s.max(axis=-1))
         weights = jnp.exp(s - new_top[..., None])
         decay = jnp.exp(top - new_top)
         return new_top, total * decay + weights.sum(axis=-1), acc * decay[..., None] + sums(weights, block)
 
     start = (jnp.full(scores_shape, NEG), jnp.zeros(scores_shape), jnp.zeros((*scores_shape, num_lanes)))
-    top, total, acc = jax.lax.fori_loop(blocks.first, blocks.end, step, start)
-    lse = jnp.where(top > NEG, top + jnp.log(jnp.maximum(total, 1e-30)), -jnp.inf)
-    return acc / jnp.maximum(total, 1e-30)[..., None], lse
+    top, total, acc = jax.lax.fori_loop(walk.first_block, walk.end_block, step, start)
+    return acc / jnp.maximum(total, 1e-30)[..., None], top + jnp.log(total)
+
+
+def _cap_scores(logit_soft_cap: float | None, scores: Float32[jax.Array, "..."]) -> Float32[jax.Array, "..."]:
+    return scores if logit_soft_cap is None else logit_soft_cap * jnp.tanh(scores / logit_soft_cap)
 
 
 def _pad_end(x: jax.Array, axis: int, amount: int) -> jax.Array:

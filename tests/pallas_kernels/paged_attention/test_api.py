@@ -13,7 +13,6 @@ from radix_jax import attention_backends
 from radix_jax.pallas_kernels.paged_attention import paged_attention, register_attention_backend, write_kv
 from radix_jax.pallas_kernels.paged_attention.backends import UnsupportedOption
 from radix_jax.pallas_kernels.paged_attention.reference import paged_attention_reference
-from radix_jax.pallas_kernels.paged_attention.xla import paged_attention_xla
 
 BACKENDS = ["auto", "xla", "pallas_interpret"]
 
@@ -108,17 +107,20 @@ def test_what_is_not_built_names_itself(rows: PagedRows) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"q": np.zeros((4, 3, 8), np.float32)}, "3 q heads of 8 and 2 kv heads don't fit pool lanes of width 32"),
-        ({"q": np.zeros((4, 4, 32), np.float32)}, "4 q heads of 32 and 0 kv heads don't fit"),
-        ({"num_kv_heads": 4}, "4 q heads of 8 and 4 kv heads don't fit pool lanes of width 32"),
-        ({"q": np.zeros((0, 4, 8), np.float32)}, "q has no tokens"),
+        ({"q": np.zeros((4, 3, 8), np.float32)}, "3 q heads can't share 2 kv heads evenly"),
+        ({"q": np.zeros((4, 4, 32), np.float32)}, "width 32 are no multiple of 2 [*] 32"),
+        ({"num_kv_heads": 4}, "K and V of 4 heads of 8 take 64 lanes and the pool has 32"),
+        (
+            {"q": np.zeros((0, 4, 8), np.float32)},
+            r"q is float32\[0, 4, 8\]; it must be \[T, N, H\], with no axis of length 0",
+        ),
         ({"cu_q_lens": np.zeros(3, np.int32)}, "page_table has 3 rows, kv_lens 3 and cu_q_lens 3"),
-        ({"page_table": np.zeros((3, 0), np.int32)}, r"page_table is \[3, 0\]"),
+        ({"page_table": np.zeros((3, 0), np.int32)}, r"page_table is int32\[3, 0\]"),
         ({"max_q_len": 0}, r"max_q_len=0 is outside \[1, 4\]"),
         ({"max_q_len": 5}, r"max_q_len=5 is outside \[1, 4\]"),
         ({"scale": float("nan")}, "scale=nan is not finite"),
         ({"sliding_window": 0}, "sliding_window=0 is below 1"),
-        ({"logit_soft_cap": 0.0}, "logit_soft_cap=0.0 is not a number above 0"),
+        ({"logit_soft_cap": 0.0}, "logit_soft_cap=0.0 is not above 0"),
         ({"kv_scales": np.ones((3, 2), np.float32)}, r"kv_scales are float32\[3, 2\]; they must be float32\[2, 2\]"),
         ({"backend": "cuda"}, "attention backend 'cuda' is not one of auto, xla, pallas_gpu"),
     ],
@@ -129,17 +131,7 @@ def test_what_does_not_fit_is_refused(rows: PagedRows, changes: dict[str, Any], 
 
 
 def own_attention(q: Any, kv_pages: Any, page_table: Any, kv_lens: Any, cu_q_lens: Any, *, page_offset, scale) -> Any:
-    return paged_attention_xla(
-        q,
-        kv_pages,
-        page_table,
-        kv_lens,
-        cu_q_lens,
-        page_offset=page_offset,
-        scale=scale,
-        max_q_len=q.shape[0],
-        sequential=True,
-    )
+    return paged_attention(q, kv_pages, page_table, kv_lens, cu_q_lens, page_offset=page_offset, scale=scale)
 
 
 @pytest.mark.usefixtures("own_names")
@@ -197,9 +189,7 @@ def test_a_float8_pool(backend: str, dtype: Any) -> None:
     k[0, 0, 0] = 1e6
     scales = jnp.asarray([[0.5, 2.0], [1.0, 0.25]], jnp.float32)
     slots = jnp.asarray([5, 100, 0], jnp.int32)
-    written = write_kv(
-        pool, jnp.asarray(k), jnp.asarray(v), slots, page_offset=1, kv_scales=scales, backend=backend
-    )
+    written = write_kv(pool, jnp.asarray(k), jnp.asarray(v), slots, page_offset=1, kv_scales=scales, backend=backend)
     values = np.asarray(written, np.float32).reshape(8, 2, 2, 8)
     largest = float(jnp.finfo(dtype).max)
     for token, slot in ((0, 7), (2, 2)):

@@ -48,7 +48,7 @@ def test_what_runs_anywhere(backend: str) -> None:
 
 def test_the_kernels_on_a_device_that_cannot_run_them() -> None:
     assert attention_backend("pallas_gpu", H200) == ("pallas_gpu", "asked for")
-    with pytest.raises(ValueError, match="'pallas_gpu' can't run here: Tesla T4 has compute capability 7.5"):
+    with pytest.raises(ValueError, match=r"'pallas_gpu' can't run here: Tesla T4 has compute capability 7\.5"):
         attention_backend("pallas_gpu", T4)
     assert attention_backend("pallas_gpu") == ("pallas_gpu", "asked for"), "a program may be lowered for elsewhere"
 

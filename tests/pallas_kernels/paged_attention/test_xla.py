@@ -52,13 +52,20 @@ def tolerance(dtype: object, head_dim: int, kv_len: int) -> float:
 
 @functools.cache
 def jitted(**static: object) -> Callable[..., jax.Array]:
-    return jax.jit(functools.partial(paged_attention_xla, **static))
+    plain = {"sliding_window": None, "logit_soft_cap": None, "return_lse": False, "kv_scales": None}
+    return jax.jit(functools.partial(paged_attention_xla, **plain, **static))
 
 
 def attend(rows: PagedRows, *, sequential: bool, max_q_len: int, dtype: object = jnp.float32) -> np.ndarray:
     """The output for real tokens; the padding is proved to be finite."""
     scale = rows.q.shape[2] ** -0.5
-    run = jitted(page_offset=rows.page_offset, scale=scale, max_q_len=max_q_len, sequential=sequential)
+    run = jitted(
+        page_offset=rows.page_offset,
+        scale=scale,
+        num_kv_heads=rows.kv_pages.shape[2] // (2 * rows.q.shape[2]),
+        max_q_len=max_q_len,
+        sequential=sequential,
+    )
     out = run(jnp.asarray(rows.q, dtype), jnp.asarray(rows.kv_pages, dtype), *map(jnp.asarray, rows.rows))
     assert out.dtype == dtype
     out = np.asarray(out, np.float64)
