@@ -1,5 +1,6 @@
-"""The offline workloads on a real model: python -m benchmarks.offline --json
+"""The offline workloads on a model: python -m benchmarks.offline --json
 
+With --shape llama3-8b --random-weights the model has a known shape and random weights, so that no checkpoint is needed.
 One line a workload. Each runs in a process of its own, so that its peak memory is its own. Every bucket is compiled
 before the clock starts; what that took is reported apart. Waves are barriers, output is greedy and end-of-sequence is
 ignored, so every engine generates the same number of tokens.
@@ -11,12 +12,16 @@ import multiprocessing
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from typing import Any
 
+import radix_jax
+from benchmarks.random_weights import random_params
 from benchmarks.workloads import WORKLOADS, SegmentRequest, waves
-from radix_jax import LLM, Engine, SamplingParams
+from radix_jax import Engine, EngineConfig, SamplingParams
+from radix_jax.runner.resolve import default_dtype
 
 MODEL = "smollm2-135m-instruct"
 MAX_MODEL_LEN = 1024
@@ -107,10 +112,12 @@ def peak_rss_bytes() -> int:
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.offline", description="The offline workloads on a real model."
+        prog="python -m benchmarks.offline", description="The offline workloads on a model."
     )
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="names, with commas (default: all)")
     parser.add_argument("--model", default=MODEL, help="name, hub id, folder or .gguf file (default: %(default)s)")
+    parser.add_argument("--shape", help="in place of --model: a named shape, e.g. llama3-8b; with --random-weights")
+    parser.add_argument("--random-weights", action="store_true", help="weights made up on the device")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights (default: by platform)")
     parser.add_argument("--page-size", type=int, default=16, help="tokens a page (default: %(default)s)")
     parser.add_argument("--no-cache", action="store_true", help="compute every prompt in full")
@@ -120,21 +127,43 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     unknown = sorted(set(options.workloads) - set(WORKLOADS))
     if unknown:
         parser.error(f"no workload named {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+    if options.random_weights != (options.shape is not None):
+        parser.error("--shape and --random-weights go together: a shape has no weights of its own")
+    if options.shape is not None and options.shape not in model_shapes():
+        parser.error(f"no shape named {options.shape}; there are {', '.join(model_shapes())}")
     return options
 
 
+def model_shapes() -> Mapping[str, Any]:
+    """Model configs by name."""
+    from radix_jax.aot.shapes import MODEL_SHAPES
+
+    return MODEL_SHAPES
+
+
 def measure_model(options: argparse.Namespace, workload: str) -> Measurement:
-    """Load the model and run one workload on it."""
-    llm = LLM(
-        options.model,
+    """Load the model, or make one up, and run one workload on it."""
+    settings = EngineConfig(
         dtype=options.dtype,
         page_size=options.page_size,
         num_pages=POOL_TOKENS // options.page_size + 1,
         max_model_len=MAX_MODEL_LEN,
         enable_prefix_cache=not options.no_cache,
     )
-    with llm:
+    if options.shape is not None:
+        return measure_shape(model_shapes()[options.shape], settings, workload)
+    with radix_jax.LLM(options.model, **asdict(settings)) as llm:
         return measure(llm.engine, workload)
+
+
+def measure_shape(shape: Any, settings: EngineConfig, workload: str) -> Measurement:
+    """Run one workload on random weights of a model config, of `settings.dtype` or what suits the platform."""
+    params = random_params(shape, settings.dtype or default_dtype())
+    engine = Engine(shape, params, settings)
+    try:
+        return measure(engine, workload)
+    finally:
+        engine.close()
 
 
 def as_text(measured: Measurement) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from flax import nnx
 
-from benchmarks.offline import Measurement, as_text, measure, parse_arguments, run_waves
+from benchmarks.offline import Measurement, as_text, measure, measure_shape, parse_arguments, run_waves
 from benchmarks.workloads import WORKLOADS, SegmentRequest, multiturn, stats
 from radix_jax import Engine, EngineConfig
 from radix_jax.models.llama import Llama, LlamaConfig
@@ -95,6 +95,24 @@ def test_line_for_people_holds_the_counts() -> None:
     line = as_text(measured)
     for part in ("shared", "32.0 output tokens/s", "2,560 of 34,816", "3 compiles"):
         assert part in line
+
+
+def test_random_weights_of_a_shape_run_a_workload() -> None:
+    settings = EngineConfig(
+        page_size=16, num_pages=1025, max_model_len=1024, max_running_requests=8, max_prefill_tokens=64
+    )
+    measured = measure_shape(TINY, settings, "tree")
+    assert measured.output_tokens == stats(WORKLOADS["tree"]()).output_tokens
+    assert measured.dtype == "float32"
+
+
+@pytest.mark.parametrize("arguments", [["--shape", "llama3-8b"], ["--random-weights"]])
+def test_a_shape_needs_the_word_that_its_weights_are_random(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(arguments)
+    assert "--shape and --random-weights go together" in capsys.readouterr().err
 
 
 def test_unknown_workloads_are_named(capsys: pytest.CaptureFixture[str]) -> None:
