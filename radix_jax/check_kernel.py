@@ -18,9 +18,11 @@ import numpy as np
 
 from radix_jax.attention_backends import AttentionFn
 from radix_jax.device_timing import measure_copy_bandwidth, time_calls
-from radix_jax.pallas_kernels.paged_attention.backends import attention_fn, call_attention_fn
+from radix_jax.pallas_kernels.paged_attention.backends import attention_backend, attention_fn, call_attention_fn
 from radix_jax.pallas_kernels.paged_attention.oracle_grid import (
+    DECODE,
     GRID,
+    MIXED,
     OracleCase,
     PagedRows,
     case_inputs,
@@ -35,6 +37,13 @@ _MATMUL_EPS = {"cpu": 0.0, "gpu": 2.0**-10, "tpu": 2.0**-7}
 DECODE_SHAPES = ((1, 4096), (64, 1024), (64, 4096), (64, 16384))
 _NUM_HEADS, _NUM_KV_HEADS, _HEAD_DIM, _PAGE_SIZE = 32, 8, 128, 16
 _WIDTH = 2 * _NUM_KV_HEADS * _HEAD_DIM
+# 5.2 thousand million elements: an offset that is counted in 32 bits, signed or not, falls short.
+LARGE_POOL_PAGES = 40_000
+_LARGE = {"page_size": 64, "num_heads": _NUM_HEADS, "num_kv_heads": _NUM_KV_HEADS, "head_dim": _HEAD_DIM}
+LARGE_CASES = (
+    OracleCase("decode-beyond-32-bit-offsets", DECODE, decode=True, dtype="bfloat16", **_LARGE),
+    OracleCase("mixed-beyond-32-bit-offsets", MIXED, dtype="bfloat16", **_LARGE),
+)
 
 
 @dataclass(frozen=True)
@@ -111,17 +120,18 @@ def check_kernel(
     names. timed: measure decode steps too, where jax sees an accelerator. on_case: called after each case.
 
     Raises:
-        ValueError: an unknown backend, or a pattern that no case has.
+        ValueError: an unknown backend, one that the device can't run, or a pattern that fits no case.
         NotImplementedError: a backend that is not built yet.
     """
-    fn = attention_fn(kernel) if isinstance(kernel, str) else kernel
-    name = kernel if isinstance(kernel, str) else getattr(kernel, "__name__", type(kernel).__name__)
-    chosen = [case for case in GRID if fnmatch.fnmatchcase(case.name, cases)]
-    if not chosen:
-        raise ValueError(f"no case is named {cases!r}; there are {', '.join(case.name for case in GRID)}")
+    chosen = chosen_cases(cases)
+    if isinstance(kernel, str):
+        name, _ = attention_backend(kernel, jax.local_devices()[0])
+        fn = attention_fn(name)
+    else:
+        name, fn = getattr(kernel, "__name__", type(kernel).__name__), kernel
     results = []
-    for case in chosen:
-        results.append(run_case(name, fn, case))
+    for case, pool_pages in [*((case, None) for case in chosen), *_large_pools(cases)]:
+        results.append(run_case(name, fn, case, pool_pages))
         if on_case is not None:
             on_case(results[-1])
     platform = jax.default_backend()
@@ -134,12 +144,41 @@ def check_kernel(
     )
 
 
-def run_case(name: str, fn: AttentionFn, case: OracleCase) -> CaseResult:
-    """One case, in one compiled program as in an engine's step."""
+def chosen_cases(pattern: str) -> tuple[OracleCase, ...]:
+    """The cases whose names fit a pattern as of file names.
+
+    Raises:
+        ValueError: there is none.
+    """
+    chosen = tuple(case for case in GRID if fnmatch.fnmatchcase(case.name, pattern))
+    if not chosen:
+        first = ", ".join(case.name for case in GRID[:8])
+        raise ValueError(f"no case fits {pattern!r}; the first of all {len(GRID)} are {first}; try a pattern with *")
+    return chosen
+
+
+def _large_pools(pattern: str) -> Iterator[tuple[OracleCase, int]]:
+    """The cases of a pool with more elements than 32 bits count, where a device's memory holds one."""
+    num_bytes = LARGE_POOL_PAGES * LARGE_CASES[0].page_size * _WIDTH * 2
+    if jax.default_backend() != "cpu" and num_bytes * 1.2 < _device_bytes():
+        for case in LARGE_CASES:
+            if fnmatch.fnmatchcase(case.name, pattern):
+                yield case, LARGE_POOL_PAGES
+
+
+def _device_bytes() -> int:
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+
+
+def run_case(name: str, fn: AttentionFn, case: OracleCase, pool_pages: int | None = None) -> CaseResult:
+    """One case, in one compiled program as in an engine's step.
+
+    pool_pages: put the case's pool at the end of one of that many pages, all of which are NaN.
+    """
     rows = case_inputs(case)
     allowed = tolerance(case, _MATMUL_EPS.get(jax.default_backend(), 0.0))
     try:
-        given = jax.block_until_ready(_call(name, fn, case, rows))
+        given = jax.block_until_ready(_call(name, fn, case, rows, pool_pages))
     except NotImplementedError as error:
         return CaseResult(case.name, "not supported", None, allowed, _one_line(error))
     except Exception as error:  # whatever a foreign kernel may raise is its result
@@ -154,7 +193,7 @@ def run_case(name: str, fn: AttentionFn, case: OracleCase) -> CaseResult:
     return CaseResult(case.name, status, error, allowed, "" if status == "ok" else where)
 
 
-def _call(name: str, fn: AttentionFn, case: OracleCase, rows: PagedRows) -> Any:
+def _call(name: str, fn: AttentionFn, case: OracleCase, rows: PagedRows, pool_pages: int | None) -> Any:
     static = {
         "scale": case.score_scale,
         "sliding_window": case.sliding_window,
@@ -170,8 +209,18 @@ def _call(name: str, fn: AttentionFn, case: OracleCase, rows: PagedRows) -> Any:
         page_offset = rows.page_offset if traced is None else traced
         return call_attention_fn(name, fn, operands, {"page_offset": page_offset, "kv_scales": scales, **static})
 
-    operands = tuple(map(jnp.asarray, (rows.q, rows.kv_pages, *rows.rows)))
-    return call(operands, None if rows.kv_scales is None else jnp.asarray(rows.kv_scales), offset)
+    q, kv_pages, page_table, kv_lens, cu_q_lens = map(jnp.asarray, (rows.q, rows.kv_pages, *rows.rows))
+    if pool_pages is not None:
+        page_table = page_table + (pool_pages - kv_pages.shape[0])
+        kv_pages = _at_the_end(kv_pages, pool_pages)
+    scales = None if rows.kv_scales is None else jnp.asarray(rows.kv_scales)
+    return call((q, kv_pages, page_table, kv_lens, cu_q_lens), scales, offset)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _at_the_end(kv_pages: jax.Array, num_pages: int) -> jax.Array:
+    large = jnp.full((num_pages, *kv_pages.shape[1:]), jnp.nan, kv_pages.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(large, kv_pages, num_pages - kv_pages.shape[0], 0)
 
 
 def _largest_error(part: str, given: np.ndarray, right: np.ndarray, rows: PagedRows) -> tuple[float, str]:
@@ -199,10 +248,9 @@ def _one_line(error: Exception) -> str:
 
 def _time_decode(name: str, fn: AttentionFn, bandwidth: float) -> Iterator[DecodeTiming]:
     """The decode shapes that fit into the device's memory."""
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
     for num_rows, kv_len in DECODE_SHAPES:
         kv_bytes = num_rows * kv_len * _WIDTH * 2
-        if kv_bytes > limit // 2:
+        if kv_bytes > _device_bytes() // 2:
             continue
         call = functools.partial(_decode_step, name, fn, num_rows)
         seconds = time_calls(call, _decode_arrays(num_rows, kv_len))
