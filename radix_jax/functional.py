@@ -94,10 +94,13 @@ def _forward(
         backend=backend,
     )
 
+    # Matmuls give float32; attention is computed in what K is kept in, or in the weights' dtype over a float8 pool.
+    q_dtype = kv.dtype if kv.dtype.itemsize > 1 else params.weights["embed"].dtype
+
     def attend(kv: KVPool, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[KVPool, jax.Array]:
         offset = layer * num_pages
         kv = write_kv(kv, k, v, write_slots, page_offset=offset, backend=backend)
-        return kv, attend_pages(q, kv, *rows, page_offset=offset)
+        return kv, attend_pages(q.astype(q_dtype), kv, *rows, page_offset=offset)
 
     forward = family_for_config(config).forward
     return forward(params.weights, config, jnp.asarray(inputs.token_ids), jnp.asarray(inputs.positions), kv, attend)

@@ -20,8 +20,11 @@ num_warps, num_stages: Triton's. programs: decode programs that the GPU holds at
 Sizes are powers of two, but for `num_stages` and `programs`.
 """
 
+import contextlib
+import contextvars
 import functools
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,7 @@ DEFAULT_DEVICE = "default"
 # Longer rows gain as much from the splits that suit this length; a table's capacity may be far above what rows have.
 ASSUMED_LEN = 4096
 MAX_SPLITS = 64
+_lowering_for: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("lowering_for", default=())
 _SHARED_KEYS = ("block_len", "num_warps", "num_stages")
 _CHOICE_KEYS = {"decode": (*_SHARED_KEYS, "programs"), "extend": (*_SHARED_KEYS, "num_rows")}
 _MATCH_KEYS = ("lanes", "q_bytes", "kv_bytes", "group_size")
@@ -83,7 +87,8 @@ def choose_blocks(
 ) -> GpuBlocks:
     """The blocks for `num_rows` rows of which a query sees up to `visible_len` tokens.
 
-    devices: names to look up before "default", e.g. ("NVIDIA L4", "sm_89", "sm_8"); None: those of the GPU at hand.
+    devices: names to look up before "default", e.g. ("NVIDIA L4", "sm_89", "sm_8"); None: those of `lowering_for`, or of
+        the GPU at hand.
 
     Raises:
         ValueError: a broken file.
@@ -95,7 +100,9 @@ def choose_blocks(
         "kv_bytes": jnp.dtype(pool_dtype).itemsize,
         "group_size": group_size,
     }
-    names = (*(local_devices() if devices is None else devices), DEFAULT_DEVICE)
+    if devices is None:
+        devices = _lowering_for.get() or local_devices()
+    names = (*devices, DEFAULT_DEVICE)
     decode, extend = (_find(kernel, names, tuple(wanted.values())) for kernel in ("decode", "extend"))
     return GpuBlocks(
         DecodeBlocks(
@@ -112,6 +119,16 @@ def choose_blocks(
             extend["num_stages"],
         ),
     )
+
+
+@contextlib.contextmanager
+def lowering_for(devices: tuple[str, ...]) -> Iterator[None]:
+    """What is traced inside gets the blocks of a GPU of these names, which need not be there."""
+    token = _lowering_for.set(devices)
+    try:
+        yield
+    finally:
+        _lowering_for.reset(token)
 
 
 def num_splits(programs: int, block_len: int, num_pairs: int, visible_len: int) -> int:

@@ -8,9 +8,10 @@ import importlib.metadata
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jax.sharding import SingleDeviceSharding
 
 from radix_jax.aot.kernel_report import KernelReport, read_reports
 from radix_jax.aot.targets import Target
+from radix_jax.pallas_kernels.paged_attention.gpu_blocks import lowering_for
 
 _PLUGIN = "jax-cuda13-plugin"
 
@@ -57,22 +59,26 @@ def abstract(target: Target, tree: Any) -> Any:
 
 
 def compile_for(
-    target: Target, fn: Callable[..., Any], *args: Any, donate_argnums: int | Sequence[int] = ()
+    target: Target,
+    fn: Callable[..., Any],
+    *args: Any,
+    donate_argnums: int | Sequence[int] = (),
+    compiler_options: Mapping[str, Any] = MappingProxyType({}),
 ) -> CompiledProgram:
-    """`fn` compiled for `target`. args: pytrees of arrays or abstract arrays.
+    """`fn` compiled for `target`. args: pytrees of arrays or abstract arrays. compiler_options: XLA's.
 
     Raises:
         ImportError: the `aot` extra is not installed.
     """
     abstract_args = abstract(target, args)
     start = time.perf_counter()
-    with _lowering_for(target):
+    with lowering_for(target.block_names), _abstract_device(target):
         traced = jax.jit(fn, donate_argnums=donate_argnums).trace(*abstract_args)
         lowered = traced.lower(lowering_platforms=("cuda",))
     lowered_at = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        options = {"xla_dump_to": folder, "xla_dump_emitter_re": "ptx"}
-        executable = lowered.compile(compiler_options=options)
+        dump = {"xla_dump_to": folder, "xla_dump_emitter_re": "ptx"}
+        executable = lowered.compile(compiler_options=dict(compiler_options) | dump)
         compiled_at = time.perf_counter()
         kernels = read_reports(Path(folder), target.architecture)
     return CompiledProgram(executable, lowered_at - start, compiled_at - lowered_at, kernels)
@@ -89,7 +95,7 @@ def _device(target: Target) -> Any:
 
 
 @contextlib.contextmanager
-def _lowering_for(target: Target) -> Iterator[None]:
+def _abstract_device(target: Target) -> Iterator[None]:
     """From jax 0.11 on, Pallas asks the abstract mesh which GPU it lowers for."""
     if jax.__version_info__ < (0, 11):
         yield

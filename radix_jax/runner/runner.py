@@ -86,6 +86,13 @@ def copy_step(kv: KVPool, copies: PageCopies, *, num_layers: int) -> KVPool:
     return copy_pages(kv, jnp.asarray(copies.sources), jnp.asarray(copies.targets), num_layers=num_layers)
 
 
+def compiler_options(platform: str) -> dict[str, str]:
+    """What XLA is told when it compiles a step for "gpu", "tpu" or "cpu"."""
+    # XLA for GPUs takes a pool that custom kernels update in place for several pools, and would compute values twice to
+    # save memory that the program never takes.
+    return {"xla_disable_hlo_passes": "rematerialization"} if platform == "gpu" else {}
+
+
 class Runner:
     """Device side of an engine: params, pool, and one compiled program a bucket.
 
@@ -134,7 +141,7 @@ class Runner:
         if bucket not in self._compiled:
             args = self._abstract_args(bucket)
             step = self._jitted(bucket)
-            self._compiled[bucket] = self.ledger.timed(bucket, reason, lambda: step.lower(*args).compile())
+            self._compiled[bucket] = self.ledger.timed(bucket, reason, lambda: self._build(step, args))
         return self._compiled[bucket]
 
     def dispatch(self, plan: StepPlan) -> StepHandle:
@@ -179,6 +186,10 @@ class Runner:
 
     def _empty_pool(self) -> KVPool:
         return jax.jit(self._new_pool, out_shardings=self._kv_sharding)()
+
+    @staticmethod
+    def _build(step: jax.stages.Wrapped, args: tuple[Any, ...]) -> jax.stages.Compiled:
+        return step.lower(*args).compile(compiler_options=compiler_options(jax.default_backend()))
 
     def _jitted(self, bucket: Bucket) -> jax.stages.Wrapped:
         if bucket.kind == "copy":

@@ -1,0 +1,128 @@
+"""What a model's steps will cost on a target: compile time, memory, work, roofline, and how much KV fits."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from radix_jax.aot.kernel_report import KernelReport
+from radix_jax.aot.roofline import page_bytes, step_work, tree_bytes
+from radix_jax.aot.shapes import MODEL_SHAPES
+from radix_jax.aot.steps import StepSettings, abstract_params, compile_step
+from radix_jax.aot.targets import Target
+from radix_jax.checkpoints import open_checkpoint, resolve
+from radix_jax.models.registry import family_for_hf_config
+from radix_jax.plan import Bucket
+from radix_jax.runner.resolve import DEFAULT_MEMORY_FRACTION
+
+# Of a GPU's memory jax takes this much at its start, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+JAX_MEMORY_FRACTION = 0.75
+OUR_KERNELS = ("combine_kernel", "decode_kernel", "extend_kernel", "write_kernel")
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step kind, in its largest bucket.
+
+    context_len: tokens of a row in the counts of work. *_bytes: weights_bytes and pool_bytes stay on the device,
+    temp_bytes are the program's own; moved_bytes is what it has to read and write at least. alias_bytes: of the pool,
+    updated in place. roofline_s: the least time; bound: what binds it. kernels: those of ours.
+    """
+
+    kind: str
+    num_tokens: int
+    num_rows: int
+    context_len: int
+    lower_s: float
+    compile_s: float
+    weights_bytes: int
+    pool_bytes: int
+    temp_bytes: int
+    alias_bytes: int
+    moved_bytes: int
+    flop: int
+    roofline_s: float
+    bound: str
+    kernels: tuple[KernelReport, ...]
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """A model on a target.
+
+    num_pages: that fit, the null page included, as the engine counts them: in 0.85 of what the weights leave of the
+        three quarters of the memory that jax takes. kv_tokens, num_requests: what they hold, in tokens and in requests
+        of max_model_len.
+    """
+
+    model: str
+    target: str
+    settings: StepSettings
+    num_pages: int
+    kv_tokens: int
+    num_requests: int
+    steps: tuple[StepReport, ...]
+
+
+def model_config(name: str) -> Any:
+    """The config of a named shape, a built-in model, a folder with config.json, a .gguf file or a hub id.
+
+    Raises:
+        ValueError: no such model.
+    """
+    if name in MODEL_SHAPES:
+        return MODEL_SHAPES[name]
+    with open_checkpoint(Path(resolve(name))) as checkpoint:
+        return family_for_hf_config(checkpoint.hf_config).parse_config(checkpoint.hf_config)
+
+
+def report_model(target: Target, name: str, config: Any, settings: StepSettings, context_len: int) -> ModelReport:
+    """Compile the largest decode and prefill step of the model for the target, and count.
+
+    Raises:
+        ValueError: the weights leave no room for two pages.
+    """
+    params = abstract_params(config, settings.dtype)
+    memory_bytes = int(target.memory_bytes * JAX_MEMORY_FRACTION)
+    free_bytes = int((memory_bytes - tree_bytes(params)) * DEFAULT_MEMORY_FRACTION)
+    bytes_a_page = page_bytes(config, settings.page_size, settings.kv_dtype)
+    num_pages = free_bytes // bytes_a_page
+    if num_pages < 2:
+        raise ValueError(
+            f"{name} takes {tree_bytes(params) / 1e9:.1f} GB in {settings.dtype}, of {target.name}'s memory jax takes "
+            f"{memory_bytes / 1e9:.1f} GB: no room for 2 pages; take a smaller dtype or another target"
+        )
+    steps = tuple(_report_step(target, params, bucket, settings, num_pages, context_len) for bucket in settings.largest)
+    temp_bytes = max(step.temp_bytes for step in steps)
+    num_pages = min(num_pages, max(0, memory_bytes - tree_bytes(params) - temp_bytes) // bytes_a_page)
+    kv_tokens = max(0, num_pages - 1) * settings.page_size
+    return ModelReport(name, target.name, settings, num_pages, kv_tokens, kv_tokens // settings.max_model_len, steps)
+
+
+def _report_step(
+    target: Target, params: Any, bucket: Bucket, settings: StepSettings, num_pages: int, context_len: int
+) -> StepReport:
+    program = compile_step(target, params, bucket, settings, num_pages)
+    memory = program.executable.memory_analysis()
+    # A prefill step computes whole prompts of up to the context's length.
+    q_len = 1 if bucket.kind == "decode" else min(bucket.num_tokens, context_len)
+    num_rows = bucket.num_rows if bucket.kind == "decode" else bucket.num_tokens // q_len
+    row_len = context_len if bucket.kind == "decode" else q_len
+    work = step_work(params, num_rows=num_rows, q_len=q_len, context_len=row_len, kv_dtype=settings.kv_dtype)
+    roofline_s, bound = work.seconds(target)
+    return StepReport(
+        kind=bucket.kind,
+        num_tokens=bucket.num_tokens,
+        num_rows=num_rows,
+        context_len=row_len,
+        lower_s=round(program.lower_s, 2),
+        compile_s=round(program.compile_s, 2),
+        weights_bytes=tree_bytes(params),
+        pool_bytes=num_pages * page_bytes(params.config, settings.page_size, settings.kv_dtype),
+        temp_bytes=memory.temp_size_in_bytes,
+        alias_bytes=memory.alias_size_in_bytes,
+        moved_bytes=work.weights_bytes + work.kv_bytes,
+        flop=work.matmul_flop + work.attention_flop,
+        roofline_s=roofline_s,
+        bound=bound,
+        kernels=tuple(kernel for kernel in program.kernels if kernel.name in OUR_KERNELS),
+    )

@@ -1,0 +1,100 @@
+"""An engine's steps, compiled for a target from a model's config alone: no weights, no device."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from radix_jax.aot.compiling import CompiledProgram, compile_for
+from radix_jax.aot.targets import Target
+from radix_jax.config import EngineConfig
+from radix_jax.functional import init_kv
+from radix_jax.models.base import ModelParams
+from radix_jax.models.registry import family_for_config
+from radix_jax.plan import Bucket
+from radix_jax.runner.pack import buffer_len
+from radix_jax.runner.runner import compiler_options, decode_step, prefill_step
+from radix_jax.scheduler.buckets import Buckets
+
+_STEPS = {"prefill": prefill_step, "decode": decode_step}
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What of an engine's settings shapes its steps, all filled in."""
+
+    page_size: int
+    max_model_len: int
+    max_running_requests: int
+    max_prefill_tokens: int
+    dtype: str
+    kv_dtype: str
+    attention_backend: str
+
+    @property
+    def buckets(self) -> Buckets:
+        """The engine's padded shapes."""
+        return Buckets(
+            page_size=self.page_size,
+            max_model_len=self.max_model_len,
+            max_running_requests=self.max_running_requests,
+            max_prefill_tokens=self.max_prefill_tokens,
+        )
+
+    @property
+    def largest(self) -> tuple[Bucket, Bucket]:
+        """The largest decode bucket and the largest prefill bucket."""
+        buckets = self.buckets.all()
+        return tuple(max((b for b in buckets if b.kind == kind), key=_size) for kind in ("decode", "prefill"))
+
+
+def _size(bucket: Bucket) -> tuple[int, int]:
+    return bucket.num_tokens, bucket.num_rows
+
+
+def settings_of(config: EngineConfig, model: Any) -> StepSettings:
+    """An engine's settings on a GPU that has the kernels: bfloat16, and the model's own context, unless told otherwise.
+
+    Raises:
+        ValueError: max_model_len that the model does not have.
+    """
+    longest = model.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ValueError(f"max_model_len={config.max_model_len} exceeds the {longest} positions of the model; lower it")
+    dtype = config.dtype or "bfloat16"
+    return StepSettings(
+        page_size=config.page_size,
+        max_model_len=config.max_model_len or longest,
+        max_running_requests=config.max_running_requests,
+        max_prefill_tokens=config.max_prefill_tokens,
+        dtype=dtype,
+        kv_dtype=config.kv_dtype or dtype,
+        attention_backend="pallas_gpu" if config.attention_backend == "auto" else config.attention_backend,
+    )
+
+
+def abstract_params(config: Any, dtype: str) -> ModelParams:
+    """Params of a model as abstract arrays of `dtype`, which take no memory."""
+    weights: dict[Any, Any] = {}
+    for spec in family_for_config(config).weight_specs(config):
+        if spec.path == ("head",) and config.tie_word_embeddings:
+            continue
+        shape = spec.shape[::-1] if spec.transpose else spec.shape
+        inner = functools.reduce(lambda tree, part: tree.setdefault(part, {}), spec.path[:-1], weights)
+        inner[spec.path[-1]] = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+    return ModelParams(weights=weights, head=weights.get("head"), config=config)
+
+
+def compile_step(
+    target: Target, params: ModelParams, bucket: Bucket, settings: StepSettings, num_pages: int
+) -> CompiledProgram:
+    """The step of a bucket over a pool of `num_pages` pages a layer, as the engine compiles it, the pool donated."""
+    kv = jax.eval_shape(lambda: init_kv(params.config, num_pages, settings.page_size, settings.kv_dtype))
+    last_tokens = jax.ShapeDtypeStruct((settings.buckets.max_rows,), np.int32)
+    buffer = jax.ShapeDtypeStruct((buffer_len(bucket),), np.int32)
+    step = functools.partial(_STEPS[bucket.kind], bucket=bucket, attention_backend=settings.attention_backend)
+    options = compiler_options("gpu")
+    return compile_for(target, step, params, kv, last_tokens, buffer, donate_argnums=1, compiler_options=options)
