@@ -8,6 +8,7 @@ The pool is seen as [slots, W], a free view on a GPU: token s of a row is slot
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,6 +19,9 @@ from jax.experimental.pallas import triton as plgpu
 from jaxtyping import Bool, Float, Float32, Int32
 
 from radix_jax.pallas_kernels.paged_attention.gpu_blocks import power_of_two
+
+# From jax 0.11 on each lowering of a Triton kernel says so, long after our call is over; nothing else is silenced.
+warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
 
 # A Ref while a kernel is traced: memory on the device, read and written by plgpu.load and plgpu.store.
 Ref = Any
