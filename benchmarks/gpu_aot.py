@@ -1,7 +1,8 @@
-"""Whole steps of real models for an H200 that is not there: python -m benchmarks.gpu_aot > benchmarks/results/gpu_aot.json
+"""Whole steps of real models for an H200 that is not there: python -m benchmarks.gpu_aot
 
 SmolLM2-135M, Llama-3.1-8B and two Qwens, each in the engine's largest decode and prefill bucket at 4,096 tokens of
-context. One JSON list, a report a model. Needs: pip install 'radix_jax[aot]'.
+context. One JSON list, a report a model; recorded in benchmarks/results/gpu_aot.json.
+Needs: pip install 'radix_jax[aot]'.
 """
 
 import dataclasses

@@ -112,8 +112,8 @@ def measure(target: Target, shape: Shape) -> list[StaticRow]:
 
 
 def programs(shape: Shape) -> list[tuple[Any, tuple[Any, ...], tuple[int, ...]]]:
-    """(function, abstract arguments, donated ones) of a step's attention, which has decode, combine and extend in it, and
-    of the write."""
+    """(function, abstract arguments, donated ones) of a step's attention, with decode, combine and extend in it, and of
+    the write."""
     width = 2 * shape.num_kv_heads * shape.head_dim
     pool = abstract((POOL_LEN // shape.page_size, shape.page_size, width), shape.kv_dtype)
     rows = (

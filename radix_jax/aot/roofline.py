@@ -51,15 +51,17 @@ def step_work(params: ModelParams, *, num_rows: int, q_len: int, context_len: in
     config = params.config
     num_tokens = num_rows * q_len
     embed = params.weights["embed"]
+    # Of an embedding that is not the head a step reads a few rows.
+    read = {name: part for name, part in params.weights.items() if name != "embed" or config.tie_word_embeddings}
     num_head = int(np.prod(embed.shape))
-    in_layers = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params.weights["layers"]))
+    num_read = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(read))
     # Query i of a row sees context_len - q_len + 1 + i tokens.
     num_seen = num_rows * (q_len * (context_len - q_len) + q_len * (q_len + 1) // 2)
     kv_token_bytes = page_bytes(config, 1, kv_dtype)
     return StepWork(
-        weights_bytes=(in_layers + num_head) * embed.dtype.itemsize,
+        weights_bytes=tree_bytes(read),
         kv_bytes=(num_rows * context_len + num_tokens) * kv_token_bytes,
-        matmul_flop=2 * (in_layers * num_tokens + num_head * num_rows),
+        matmul_flop=2 * ((num_read - num_head) * num_tokens + num_head * num_rows),
         attention_flop=4 * num_seen * config.num_layers * config.num_heads * config.head_dim,
         dtype_bytes=embed.dtype.itemsize,
     )

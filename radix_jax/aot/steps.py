@@ -85,7 +85,7 @@ def abstract_params(config: Any, dtype: str) -> ModelParams:
         shape = spec.shape[::-1] if spec.transpose else spec.shape
         inner = functools.reduce(lambda tree, part: tree.setdefault(part, {}), spec.path[:-1], weights)
         inner[spec.path[-1]] = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-    return ModelParams(weights=weights, head=weights.get("head"), config=config)
+    return jax.eval_shape(lambda given: ModelParams(weights=given, head=given.get("head"), config=config), weights)
 
 
 def compile_step(

@@ -53,6 +53,7 @@ class Target:
     def description(self) -> str:
         """A GpuTargetConfigProto as text, from which XLA compiles without the device."""
         major, minor = self.capability.rstrip("a").split(".")
+        dnn_version = " ".join(map("{}: {}".format, ("major", "minor", "patch"), _DNN_VERSION.split(".")))
         return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -86,7 +87,7 @@ gpu_device_info {{
   dnn_version: "{_DNN_VERSION}"
 }}
 platform_name: "CUDA"
-dnn_version_info {{ {" ".join(f"{part}: {n}" for part, n in zip(("major", "minor", "patch"), _DNN_VERSION.split(".")))} }}
+dnn_version_info {{ {dnn_version} }}
 device_description_str: "{self.device_kind}"
 """
 

@@ -1,0 +1,72 @@
+"""The GPU kernels compiled for three generations: nothing spills, nothing is atomic, and nothing gets worse."""
+
+import json
+from pathlib import Path
+
+import pytest
+from aot_extra import needs_compilers
+
+from benchmarks.gpu_static import SHAPES, Shape, StaticRow, measure, supported
+from radix_jax.aot.targets import target_of
+
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_static.json"
+TARGETS = ("h200", "a100", "l4")
+MAX_REGISTERS = 255
+# Another release of the compiler may take a little more.
+REGISTER_SLACK = 1.15
+CHOSEN = (
+    Shape(64),
+    Shape(80, 1),
+    Shape(96, 64),
+    Shape(128),
+    Shape(256),
+    Shape(64, num_q_heads=9, num_kv_heads=3),
+    Shape(128, num_q_heads=16, num_kv_heads=1),
+    Shape(128, sliding_window=1000, logit_soft_cap=30.0),
+    Shape(64, dtype="float32", kv_dtype="float32"),
+    Shape(128, kv_dtype="float8_e5m2"),
+)
+
+
+def recorded() -> dict[tuple, StaticRow]:
+    rows = [StaticRow(**row) for row in json.loads(RECORDED.read_text())]
+    return {row.key: row for row in rows}
+
+
+def test_the_record_is_whole() -> None:
+    shapes = {name: [shape for shape in SHAPES if supported(target_of(name), shape)] for name in TARGETS}
+    assert len(recorded()) == 4 * sum(map(len, shapes.values()))
+    assert set(CHOSEN) <= set(SHAPES)
+
+
+@pytest.mark.parametrize("row", recorded().values(), ids=lambda row: "-".join(map(str, row.key)))
+def test_the_record_is_within_budget(row: StaticRow) -> None:
+    within_budget(row)
+
+
+def within_budget(row: StaticRow) -> None:
+    target = target_of(row.target)
+    assert row.spilled_bytes == 0
+    assert row.atomics == 0
+    assert row.registers <= MAX_REGISTERS
+    assert row.shared_bytes <= target.shared_bytes_per_kernel
+    if row.kernel.startswith(("decode", "extend")):
+        assert row.async_copies_16b > 0
+        assert (row.tensor_core_instructions > 0) == (row.dtype != "float32"), "float32 is not rounded to TF32"
+
+
+@pytest.mark.slow
+@needs_compilers()
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", CHOSEN, ids=str)
+def test_what_the_compiler_makes_today(shape: Shape, target: str) -> None:
+    if not supported(target_of(target), shape):
+        pytest.skip("the target lacks the pool's type")
+    before = recorded()
+    for row in measure(target_of(target), shape):
+        within_budget(row)
+        then = before[row.key]
+        assert row.registers <= max(then.registers * REGISTER_SLACK, 48)
+        assert row.shared_bytes <= then.shared_bytes
+        assert row.async_copies_16b >= then.async_copies_16b * 0.75
+        assert row.tensor_core_instructions >= then.tensor_core_instructions * 0.75
