@@ -1,4 +1,4 @@
-"""The command line: radix-jax generate | chat | demo | pull | tree | replay."""
+"""The command line: radix-jax generate | chat | demo | pull | tree | replay | aot | check-kernel | tune."""
 
 import contextlib
 import dataclasses
@@ -11,6 +11,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import radix_jax
+from radix_jax.cli_aot import aot
+from radix_jax.cli_kernels import check_kernel
 from radix_jax.cli_options import with_fields
 from radix_jax.cli_replay import replay
 from radix_jax.config import EngineConfig
@@ -37,6 +39,8 @@ app = typer.Typer(
 )
 
 app.command()(replay)
+app.command()(aot)
+app.command()(check_kernel)
 
 
 def main() -> None:

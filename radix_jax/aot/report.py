@@ -82,18 +82,18 @@ def report_model(target: Target, name: str, config: Any, settings: StepSettings,
         ValueError: the weights leave no room for two pages.
     """
     params = abstract_params(config, settings.dtype)
-    memory_bytes = int(target.memory_bytes * JAX_MEMORY_FRACTION)
-    free_bytes = int((memory_bytes - tree_bytes(params.weights)) * DEFAULT_MEMORY_FRACTION)
+    memory_bytes, weights_bytes = int(target.memory_bytes * JAX_MEMORY_FRACTION), tree_bytes(params.weights)
+    free_bytes = int((memory_bytes - weights_bytes) * DEFAULT_MEMORY_FRACTION)
     bytes_a_page = page_bytes(config, settings.page_size, settings.kv_dtype)
     num_pages = free_bytes // bytes_a_page
     if num_pages < 2:
         raise ValueError(
-            f"{name} takes {tree_bytes(params.weights) / 1e9:.1f} GB in {settings.dtype}, of {target.name}'s memory jax takes "
+            f"{name} takes {weights_bytes / 1e9:.1f} GB in {settings.dtype}, of {target.name}'s memory jax takes "
             f"{memory_bytes / 1e9:.1f} GB: no room for 2 pages; take a smaller dtype or another target"
         )
     steps = tuple(_report_step(target, params, bucket, settings, num_pages, context_len) for bucket in settings.largest)
     temp_bytes = max(step.temp_bytes for step in steps)
-    num_pages = min(num_pages, max(0, memory_bytes - tree_bytes(params.weights) - temp_bytes) // bytes_a_page)
+    num_pages = min(num_pages, max(0, memory_bytes - weights_bytes - temp_bytes) // bytes_a_page)
     kv_tokens = max(0, num_pages - 1) * settings.page_size
     return ModelReport(name, target.name, settings, num_pages, kv_tokens, kv_tokens // settings.max_model_len, steps)
 

@@ -67,12 +67,8 @@ def test_layers_share_one_kernel(kind: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_real_models(name: str) -> None:
     report = measure(name)
-    then = {
-        step["kind"]: step
-        for recorded in json.loads(RECORDED.read_text())
-        if recorded["model"] == name
-        for step in recorded["steps"]
-    }
+    recorded = {one["model"]: one["steps"] for one in json.loads(RECORDED.read_text())}
+    then = {step["kind"]: step for step in recorded[name]}
     for step in report.steps:
         assert step.alias_bytes >= step.pool_bytes
         assert step.temp_bytes <= 1.1 * then[step.kind]["temp_bytes"] + 2**20

@@ -29,7 +29,7 @@ ptxas info    : Function properties for decode_kernel
     16 bytes stack frame, 12 bytes spill stores, 20 bytes spill loads
 ptxas info    : Used 118 registers, used 1 barriers
 """
-LAUNCHES = """003: kCustomKernel [prev=002 (1)] decode_kernel grid: [8, 3, 64] threads: [128, 1, 1]  shared_memory: 71680 bytes
+LAUNCHES = """003: kCustomKernel [sink] decode_kernel grid: [8, 3, 64] threads: [128, 1, 1]  shared_memory: 71680 bytes
 006: kCustomKernel [sink] write_kernel grid: [8, 8, 1] threads: [64, 2, 1]  shared_memory: 0 bytes
 008: kCustomKernel [prev=007 (1)] decode_kernel grid: [8, 2, 64] threads: [128, 1, 1]  shared_memory: 71680 bytes
 """

@@ -24,11 +24,11 @@ def test_abstract_params_are_the_params_without_values() -> None:
 def test_llama3_8b_has_8_billion_weights_and_its_floor() -> None:
     """The figures that everybody knows: 16.06 GB in bfloat16, 131,072 bytes of KV a token."""
     params = abstract_params(MODEL_SHAPES["llama3-8b"], "bfloat16")
-    assert tree_bytes(params) == 2 * 8_030_261_248
+    assert tree_bytes(params.weights) == 2 * 8_030_261_248
     assert page_bytes(params.config, 16, "bfloat16") == 16 * 131_072
     work = step_work(params, num_rows=64, q_len=1, context_len=4096, kv_dtype="bfloat16")
     assert work.kv_bytes == (64 * 4096 + 64) * 131_072
-    assert work.weights_bytes == tree_bytes(params) - 2 * params.weights["embed"].size
+    assert work.weights_bytes == tree_bytes(params.weights) - 2 * params.weights["embed"].size
     assert work.attention_flop == 4 * 64 * 4096 * 32 * 32 * 128
     seconds, bound = work.seconds(target_of("h200"))
     assert bound == "bandwidth"
