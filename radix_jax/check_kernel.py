@@ -1,8 +1,8 @@
 """A kernel of one's own through the oracle grid: is it right, and on an accelerator, how fast.
 
-    from radix_jax.check_kernel import check_kernel
-    report = check_kernel(my_attention)
-    assert report.passed, report.as_text()
+from radix_jax.check_kernel import check_kernel
+report = check_kernel(my_attention)
+assert report.passed, report.as_text()
 """
 
 import dataclasses
@@ -39,10 +39,18 @@ _NUM_HEADS, _NUM_KV_HEADS, _HEAD_DIM, _PAGE_SIZE = 32, 8, 128, 16
 _WIDTH = 2 * _NUM_KV_HEADS * _HEAD_DIM
 # 5.2 thousand million elements: an offset that is counted in 32 bits, signed or not, falls short.
 LARGE_POOL_PAGES = 40_000
-_LARGE = {"page_size": 64, "num_heads": _NUM_HEADS, "num_kv_heads": _NUM_KV_HEADS, "head_dim": _HEAD_DIM}
+_LARGE = OracleCase(
+    "mixed-beyond-32-bit-offsets",
+    MIXED,
+    page_size=64,
+    num_heads=_NUM_HEADS,
+    num_kv_heads=_NUM_KV_HEADS,
+    head_dim=_HEAD_DIM,
+    dtype="bfloat16",
+)
 LARGE_CASES = (
-    OracleCase("decode-beyond-32-bit-offsets", DECODE, decode=True, dtype="bfloat16", **_LARGE),
-    OracleCase("mixed-beyond-32-bit-offsets", MIXED, dtype="bfloat16", **_LARGE),
+    dataclasses.replace(_LARGE, name="decode-beyond-32-bit-offsets", lens=DECODE, decode=True),
+    _LARGE,
 )
 
 
@@ -139,9 +147,7 @@ def check_kernel(
     if not timed or platform == "cpu" or not report.passed:
         return report
     bandwidth = measure_copy_bandwidth()
-    return dataclasses.replace(
-        report, timings=tuple(_time_decode(name, fn, bandwidth)), copy_bandwidth=bandwidth
-    )
+    return dataclasses.replace(report, timings=tuple(_time_decode(name, fn, bandwidth)), copy_bandwidth=bandwidth)
 
 
 def chosen_cases(pattern: str) -> tuple[OracleCase, ...]:

@@ -124,7 +124,7 @@ def _check_fit(num_kv_heads: int, head_dim: int, width: int) -> None:
 
 def _check_offset(page_offset: Any, kv_pages: Any) -> None:
     if isinstance(page_offset, numbers.Integral) and not isinstance(page_offset, bool):
-        if not 0 <= page_offset < kv_pages.shape[0]:
+        if not 0 <= int(page_offset) < kv_pages.shape[0]:
             raise ValueError(f"page_offset={page_offset} is outside [0, {kv_pages.shape[0]}), the pages of the pool")
     elif getattr(page_offset, "shape", None) != () or page_offset.dtype != jnp.int32:
         raise TypeError(f"page_offset={page_offset!r} is neither an int nor an int32 scalar; give layer * num_pages")

@@ -7,7 +7,7 @@ rounding may move it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -128,9 +128,9 @@ def _grid() -> Iterator[OracleCase]:
         yield OracleCase(f"mixed-{dtype}", MIXED, dtype=dtype)
     yield OracleCase("mixed-bfloat16-on-float32-pool", MIXED, dtype="bfloat16", pool_dtype="float32")
     for pool_dtype in ("float8_e4m3fn", "float8_e5m2"):
-        float8 = {"dtype": "bfloat16", "pool_dtype": pool_dtype, "scaled": True}
-        yield OracleCase(f"decode-{pool_dtype}", DECODE, decode=True, **float8)
-        yield OracleCase(f"mixed-{pool_dtype}", MIXED, **float8)
+        mixed = OracleCase(f"mixed-{pool_dtype}", MIXED, dtype="bfloat16", pool_dtype=pool_dtype, scaled=True)
+        yield replace(mixed, name=f"decode-{pool_dtype}", lens=DECODE, decode=True)
+        yield mixed
     yield OracleCase("mixed-scales-of-float32", MIXED, scaled=True)
 
 
@@ -218,11 +218,11 @@ def poisoned_rows(
     spare_lanes: int = 0,
     seed: int = 0,
 ) -> PagedRows:
-    """Rows of `q_lens` new tokens after `cached_lens` cached ones, in pages of no order, the highest one among them, or all
-    of them the highest.
+    """Rows of `q_lens` new tokens after `cached_lens` cached ones, in pages of no order, the highest one among them.
 
     The pool has NUM_LAYERS layers, and the rows lie in the last. Padding rows come last and read the null page, which
-    is poisoned as is every slot behind a row's end, every page of the other layer and the `spare_lanes`.
+    is poisoned as is every slot behind a row's end, every page of the other layer and the `spare_lanes`. in_highest:
+    all pages of the rows are the highest.
     """
     rng = np.random.default_rng(seed)
     kv_lens = np.add(q_lens, cached_lens).astype(np.int32)

@@ -25,20 +25,20 @@ def paged_attention_reference(
     for their log sum.
     """
     num_heads, head_dim = q.shape[1:]
-    num_kv_heads = num_kv_heads or kv_pages.shape[-1] // (2 * head_dim)
-    scales = np.ones((num_kv_heads, 2), q.dtype) if kv_scales is None else kv_scales.astype(q.dtype)
+    kv_heads = num_kv_heads or kv_pages.shape[-1] // (2 * head_dim)
+    scales = np.ones((kv_heads, 2), q.dtype) if kv_scales is None else kv_scales.astype(q.dtype)
     out, lse = np.zeros_like(q), np.full(q.shape[:2], -np.inf, q.dtype)
     for row, kv_len in enumerate(kv_lens):
         first, last = cu_q_lens[row], cu_q_lens[row + 1]
         pages = page_table[row, : -(-kv_len // kv_pages.shape[1])] + page_offset
         lanes = kv_pages[pages].reshape(-1, kv_pages.shape[-1])[:kv_len]
-        tokens = lanes[:, : 2 * num_kv_heads * head_dim].astype(q.dtype).reshape(-1, num_kv_heads, 2, head_dim)
+        tokens = lanes[:, : 2 * kv_heads * head_dim].astype(q.dtype).reshape(-1, kv_heads, 2, head_dim)
         tokens = tokens * scales[:, :, None]
         for t in range(first, last):
             end = kv_len - (last - 1 - t)
             start = 0 if sliding_window is None else max(0, end - sliding_window)
             for head in range(num_heads):
-                k, v = tokens[start:end, head * num_kv_heads // num_heads].swapaxes(0, 1)
+                k, v = tokens[start:end, head * kv_heads // num_heads].swapaxes(0, 1)
                 scores = k @ q[t, head] * q.dtype.type(scale)
                 if logit_soft_cap is not None:
                     scores = logit_soft_cap * np.tanh(scores / logit_soft_cap)

@@ -11,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from poisoned_pool import PagedRows, poisoned_rows
 
+from radix_jax.check_kernel import run_case
+from radix_jax.pallas_kernels.paged_attention import paged_attention
+from radix_jax.pallas_kernels.paged_attention.oracle_grid import GRID, OracleCase
 from radix_jax.pallas_kernels.paged_attention.reference import paged_attention_reference
 from radix_jax.pallas_kernels.paged_attention.xla import BLOCK_LEN, Q_TILE_LEN, paged_attention_xla
 
@@ -206,3 +209,57 @@ def test_the_reference_is_softmax_attention() -> None:
     )
     np.testing.assert_allclose(out[0, 0], [8.0, 0.0], rtol=1e-15)
     np.testing.assert_allclose(out[1, 0], [2.0, 3.0], rtol=1e-15)
+
+
+VMAPPED_CASES = [
+    case
+    for case in GRID
+    if case.name in ("mixed-rounded-width", "decode-rounded-width", "decode-more-tokens-than-rows", "decode-window-50")
+    or case.name in ("mixed-lse-window-and-soft-cap", "mixed-float8_e4m3fn", "decode-lse", "cached-prefix-window-16")
+]
+
+
+@pytest.mark.parametrize("case", VMAPPED_CASES, ids=lambda case: case.name)
+def test_options_of_the_vmapped_form(case: OracleCase) -> None:
+    """The grid runs through the form of the platform at hand, which is the other one."""
+    result = run_case("vmapped", functools.partial(paged_attention_xla, sequential=False), case)
+    assert result.status == "ok", result
+
+
+def test_the_form_is_that_of_the_platform_that_is_lowered_for() -> None:
+    """On a CPU tile after tile; elsewhere all at once. Nothing is chosen when it runs."""
+    assert len(VMAPPED_CASES) == 8
+    rows = poisoned_rows([5, 1], [2, 6], page_size=4, num_heads=4, num_kv_heads=2, head_dim=8)
+    operands = (jnp.asarray(rows.q), jnp.asarray(rows.kv_pages), *map(jnp.asarray, rows.rows))
+    options = {"page_offset": rows.page_offset, "scale": 0.3, "num_kv_heads": 2, "max_q_len": 6}
+
+    def num_loops(platform: str, sequential: bool | None) -> int:
+        lowered = jitted(**options, sequential=sequential).trace(*operands).lower(lowering_platforms=(platform,))
+        return lowered.as_text().count("stablehlo.while")
+
+    assert num_loops("cpu", None) == num_loops("cpu", True)
+    assert num_loops("cuda", None) == num_loops("tpu", None) == num_loops("cpu", False)
+    assert num_loops("cpu", None) > num_loops("cuda", None)
+    compiled = jitted(**options, sequential=None).lower(*operands).compile().as_text()
+    assert " while(" in compiled
+    assert " conditional(" not in compiled
+
+
+@pytest.mark.parametrize("max_q_len", [1, 3])
+def test_work_starts_with_the_window(max_q_len: int) -> None:
+    """What no query sees is not even read: NaN in front of the window's first block reaches nothing."""
+    lens = [min(max_q_len, 3)] * 2
+    rows = poisoned_rows(lens, [3 * BLOCK_LEN, 5], page_size=16, num_heads=4, num_kv_heads=2, head_dim=16)
+    num_unseen = 2 * BLOCK_LEN // 16
+    rows.kv_pages[rows.page_table[0, :num_unseen] + rows.page_offset] = np.nan
+    case = {"sliding_window": BLOCK_LEN // 2, "num_kv_heads": 2, "max_q_len": max_q_len}
+    out = paged_attention(
+        jnp.asarray(rows.q),
+        jnp.asarray(rows.kv_pages),
+        *map(jnp.asarray, rows.rows),
+        page_offset=rows.page_offset,
+        scale=0.25,
+        backend="xla",
+        **case,
+    )
+    assert np.isfinite(out).all()
