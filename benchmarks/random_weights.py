@@ -19,7 +19,7 @@ def random_params(config: Any, dtype: str, seed: int = 0) -> ModelParams:
     """
     specs = family_for_config(config).weight_specs(config)
     sharding = named_sharding(make_mesh())
-    make = jax.jit(_uniform, static_argnames=("shape", "spread", "dtype"), out_shardings=sharding)
+    make = jax.jit(random_array, static_argnames=("shape", "spread", "dtype"), out_shardings=sharding)
     ones = jax.jit(jnp.ones, static_argnums=(0, 1), out_shardings=sharding)
     weights: dict[Any, Any] = {}
     for number, spec in enumerate(specs):
@@ -37,7 +37,7 @@ def random_params(config: Any, dtype: str, seed: int = 0) -> ModelParams:
     return make_params(config, weights)
 
 
-def _uniform(seed: jax.Array, *, shape: tuple[int, ...], spread: float, dtype: str) -> jax.Array:
+def random_array(seed: jax.Array, *, shape: tuple[int, ...], spread: float, dtype: str) -> jax.Array:
     """Uniform in [-spread, spread) with a standard deviation of spread / sqrt(3), a pure function of place and seed.
 
     A hash of the place and not `jax.random`, whose bits would take a multiple of the leaf's memory.
