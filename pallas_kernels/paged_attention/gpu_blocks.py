@@ -87,8 +87,8 @@ def choose_blocks(
 ) -> GpuBlocks:
     """The blocks for `num_rows` rows of which a query sees up to `visible_len` tokens.
 
-    devices: names to look up before "default", e.g. ("NVIDIA L4", "sm_89", "sm_8"); None: those of `lowering_for`, or of
-        the GPU at hand.
+    devices: names to look up before "default", e.g. ("NVIDIA L4", "sm_89", "sm_8"); None: those of `lowering_for`, else
+        of the GPU at hand.
 
     Raises:
         ValueError: a broken file.
