@@ -4,7 +4,7 @@ import importlib
 import json
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,8 +12,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from radix_jax.attention_backends import AttentionFn, backend_names
-from radix_jax.check_kernel import CaseResult, DecodeTiming, KernelReport, chosen_cases
-from radix_jax.check_kernel import check_kernel as run_checks
+
+if TYPE_CHECKING:
+    from radix_jax.check_kernel import CaseResult, DecodeTiming, KernelReport
 
 _EXIT_NOT_PASSED = 1
 _TABLE_WIDTH = 110  # that all columns need; narrower terminals break the lines
@@ -29,11 +30,14 @@ def check_kernel(
     Where jax sees an accelerator, decode steps are timed too and set against what reading their K and V has to take.
     Options that the function has no keyword for are not held against it. Exits with 1 if a case is wrong.
     """
+    from radix_jax.check_kernel import check_kernel as run_checks
+    from radix_jax.check_kernel import chosen_cases
+
     fn = _load(kernel)
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("check-kernel", total=len(chosen_cases(case)))
 
-        def tell(_: CaseResult) -> None:
+        def tell(_: "CaseResult") -> None:
             progress.advance(task)
 
         report = run_checks(fn, cases=case, on_case=tell)
@@ -69,7 +73,7 @@ def _load(kernel: str) -> AttentionFn | str:
     return fn
 
 
-def _print_report(report: KernelReport) -> None:
+def _print_report(report: "KernelReport") -> None:
     table = Table()
     table.add_column("case", no_wrap=True)
     table.add_column("max error", justify="right", no_wrap=True)
@@ -85,7 +89,7 @@ def _print_report(report: KernelReport) -> None:
     print(report.summary())
 
 
-def _print_timings(timings: tuple[DecodeTiming, ...], copy_bandwidth: float) -> None:
+def _print_timings(timings: tuple["DecodeTiming", ...], copy_bandwidth: float) -> None:
     table = Table(title=f"decode, 32 heads on 8 of 128, bfloat16; floors at {copy_bandwidth / 1e12:.2f} TB/s measured")
     for heading in ("rows", "tokens each", "µs a layer", "floor µs", "share of the bandwidth"):
         table.add_column(heading, justify="right")

@@ -100,7 +100,9 @@ def _forward(
     def attend(kv: KVPool, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[KVPool, jax.Array]:
         offset = layer * num_pages
         kv = write_kv(kv, k, v, write_slots, page_offset=offset, backend=backend)
-        return kv, attend_pages(q.astype(q_dtype), kv, *rows, page_offset=offset)
+        out = attend_pages(q.astype(q_dtype), kv, *rows, page_offset=offset)
+        assert isinstance(out, jax.Array), "without return_lse it is one array"
+        return kv, out
 
     forward = family_for_config(config).forward
     return forward(params.weights, config, jnp.asarray(inputs.token_ids), jnp.asarray(inputs.positions), kv, attend)

@@ -86,7 +86,7 @@ def copy_step(kv: KVPool, copies: PageCopies, *, num_layers: int) -> KVPool:
     return copy_pages(kv, jnp.asarray(copies.sources), jnp.asarray(copies.targets), num_layers=num_layers)
 
 
-def compiler_options(platform: str) -> dict[str, str]:
+def compiler_options(platform: str) -> dict[str, str | bool]:
     """What XLA is told when it compiles a step for "gpu", "tpu" or "cpu"."""
     # XLA for GPUs takes a pool that custom kernels update in place for several pools, and would compute values twice to
     # save memory that the program never takes.
