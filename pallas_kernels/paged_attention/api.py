@@ -70,8 +70,8 @@ def paged_attention(
     keywords = {
         "page_offset": page_offset,
         "scale": float(scale),
-        "sliding_window": sliding_window,
-        "logit_soft_cap": logit_soft_cap,
+        "sliding_window": None if sliding_window is None else int(sliding_window),
+        "logit_soft_cap": None if logit_soft_cap is None else float(logit_soft_cap),
         "return_lse": return_lse,
         "num_kv_heads": num_kv_heads,
         "kv_scales": kv_scales,

@@ -104,13 +104,14 @@ def _check_heads(num_heads: int, head_dim: int, width: int, num_kv_heads: Any) -
             )
     elif _check_integer("num_kv_heads", num_kv_heads) < 1:
         raise ValueError(f"num_kv_heads={num_kv_heads} is below 1")
+    num_kv_heads = int(num_kv_heads)
     _check_fit(num_kv_heads, head_dim, width)
     if num_heads % num_kv_heads:
         raise ValueError(
             f"{num_heads} q heads can't share {num_kv_heads} kv heads evenly (width {width}, head_dim {head_dim}); "
             "where the width is rounded up, give num_kv_heads"
         )
-    return int(num_kv_heads)
+    return num_kv_heads
 
 
 def _check_fit(num_kv_heads: int, head_dim: int, width: int) -> None:

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from radix_jax.arrays import StepInputs
 from radix_jax.pallas_kernels.paged_attention import write_kv
@@ -12,6 +13,7 @@ from radix_jax.runner.pack import Packer, empty_step
 NUM_LAYERS, NUM_PAGES, PAGE_SIZE, WIDTH = 2, 6, 4, 8
 NUM_SLOTS = NUM_LAYERS * NUM_PAGES * PAGE_SIZE
 LAST_PAGE = NUM_PAGES - 1
+BACKENDS = ("xla", "pallas_interpret")
 
 
 def packed() -> StepInputs:
@@ -33,26 +35,29 @@ def packed() -> StepInputs:
     return Packer(page_size=PAGE_SIZE, num_slots=NUM_SLOTS).pack(plan).inputs
 
 
-def changed_slots(write_slots: np.ndarray, layer: int) -> list[int]:
+def changed_slots(write_slots: np.ndarray, layer: int, backend: str) -> list[int]:
     """Slots, over all layers, that writing -1 to `write_slots` of a layer changes in a pool of their numbers."""
     numbers = np.repeat(np.arange(NUM_SLOTS, dtype=np.float32), WIDTH).reshape(-1, PAGE_SIZE, WIDTH)
     new = -jnp.ones((len(write_slots), 1, WIDTH // 2))
-    pool = write_kv(jnp.asarray(numbers), new, new, jnp.asarray(write_slots), page_offset=layer * NUM_PAGES)
+    slots, offset = jnp.asarray(write_slots), layer * NUM_PAGES
+    pool = write_kv(jnp.asarray(numbers), new, new, slots, page_offset=offset, backend=backend)
     return np.flatnonzero((np.asarray(pool) != numbers).any(axis=2)).tolist()
 
 
-def test_three_rows_and_five_pads_change_three_slots_of_each_layer() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_three_rows_and_five_pads_change_three_slots_of_each_layer(backend: str) -> None:
     slots = np.asarray(packed().write_slots)
     assert len(slots) == 8
     expected = [4 * PAGE_SIZE, 3 * PAGE_SIZE + 2, LAST_PAGE * PAGE_SIZE + 3]
     for layer in range(NUM_LAYERS):
         per_layer = layer * NUM_PAGES * PAGE_SIZE
-        assert changed_slots(slots, layer) == [per_layer + slot for slot in sorted(expected)]
+        assert changed_slots(slots, layer, backend) == [per_layer + slot for slot in sorted(expected)]
 
 
-def test_a_bucket_of_padding_changes_nothing() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bucket_of_padding_changes_nothing(backend: str) -> None:
     slots = np.asarray(empty_step(Bucket("prefill", 64, 8, 4), NUM_SLOTS).inputs.write_slots)
-    assert [changed_slots(slots, layer) for layer in range(NUM_LAYERS)] == [[], []]
+    assert [changed_slots(slots, layer, backend) for layer in range(NUM_LAYERS)] == [[], []]
 
 
 def test_the_fault_is_real() -> None:

@@ -8,10 +8,10 @@ from tiny import SMALL, VOCAB_SIZE, dense_greedy, finish, greedy, tiny_llama
 from radix_jax import Engine, EngineConfig, SamplingParams
 
 
-@pytest.fixture
-def poisoned_engine() -> Engine:
-    """A fresh engine in whose pool every slot of every page, the null page included, is NaN or infinite."""
-    engine = Engine(tiny_llama(), None, EngineConfig(**SMALL))
+@pytest.fixture(params=["xla", "pallas_interpret"])
+def poisoned_engine(request: pytest.FixtureRequest) -> Engine:
+    """A fresh engine on a backend; in its pool every slot of every page, the null page included, is NaN or infinite."""
+    engine = Engine(tiny_llama(), None, EngineConfig(**SMALL, attention_backend=request.param))
     shape = engine.runner.kv.shape
     poison = np.random.default_rng(0).choice([np.nan, np.inf, -np.inf], shape).astype(np.float32)
     engine.runner._kv = jnp.asarray(poison, device=engine.runner.kv.sharding)
