@@ -45,11 +45,17 @@ def use_cpu() -> None:
 
 
 def check_installed() -> None:
-    """Raise ImportError, with what to install, unless jax's CUDA plugin is there."""
+    """Raise ImportError, with what to install, unless jax's CUDA plugin is there, and of jaxlib's version.
+
+    jax warns of a plugin of another version and then crashes.
+    """
     try:
-        importlib.metadata.version(_PLUGIN)
+        version = importlib.metadata.version(_PLUGIN)
     except importlib.metadata.PackageNotFoundError as error:
         raise ImportError(f"{_PLUGIN} is not installed; run: pip install 'radix_jax[aot]'") from error
+    wanted = importlib.metadata.version("jaxlib")
+    if version != wanted:
+        raise ImportError(f"{_PLUGIN} is {version} and jaxlib {wanted}; run: pip install '{_PLUGIN}=={wanted}'")
 
 
 def abstract(target: Target, tree: Any) -> Any:

@@ -47,8 +47,10 @@ class StepSettings:
     @property
     def largest(self) -> tuple[Bucket, Bucket]:
         """The largest decode bucket and the largest prefill bucket."""
-        buckets = self.buckets.all()
-        return tuple(max((b for b in buckets if b.kind == kind), key=_size) for kind in ("decode", "prefill"))
+        return self._largest("decode"), self._largest("prefill")
+
+    def _largest(self, kind: str) -> Bucket:
+        return max((bucket for bucket in self.buckets.all() if bucket.kind == kind), key=_size)
 
 
 def _size(bucket: Bucket) -> tuple[int, int]:

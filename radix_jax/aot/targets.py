@@ -10,6 +10,11 @@ _FACTS = Path(__file__).with_name("targets.json")
 # XLA asks for them; the kernels' code does not depend on them.
 _VERSIONS = "13.0.0"
 _DNN_VERSION = "9.12.0"
+# The same on every GPU of compute capability 8 and 9.
+_REGISTERS_PER_CORE = 65536
+_THREADS_PER_WARP = 32
+_REGISTER_GRANULE = 8  # registers a thread are allotted in steps of this
+_SHARED_BYTES_PER_PROGRAM = 1024  # that the driver keeps for itself
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,16 @@ class Target:
         """Peak of matmuls of elements of that size."""
         return self.single_flop_per_s if dtype_bytes == 4 else self.half_flop_per_s
 
+    def programs_per_core(self, *, registers: int, shared_bytes: int, num_threads: int) -> int:
+        """How many programs of a kernel a core runs at once: what the scarcest of registers, shared memory and threads
+        allows."""
+        registers_a_program = -(-registers // _REGISTER_GRANULE) * _REGISTER_GRANULE * num_threads
+        return min(
+            _REGISTERS_PER_CORE // registers_a_program,
+            self.shared_bytes_per_core // (shared_bytes + _SHARED_BYTES_PER_PROGRAM),
+            self.threads_per_core // num_threads,
+        )
+
     def description(self) -> str:
         """A GpuTargetConfigProto as text, from which XLA compiles without the device."""
         major, minor = self.capability.rstrip("a").split(".")
@@ -57,7 +72,7 @@ class Target:
         return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024
-  threads_per_warp: 32
+  threads_per_warp: {_THREADS_PER_WARP}
   shared_memory_per_block: 49152
   shared_memory_per_core: {self.shared_bytes_per_core}
   threads_per_core_limit: {self.threads_per_core}
@@ -72,8 +87,8 @@ gpu_device_info {{
   device_memory_size: {self.memory_bytes}
   shared_memory_per_block_optin: {self.shared_bytes_per_kernel}
   cuda_compute_capability {{ major: {major} minor: {minor} }}
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
+  registers_per_core_limit: {_REGISTERS_PER_CORE}
+  registers_per_block_limit: {_REGISTERS_PER_CORE}
   thread_dim_limit_x: 1024
   thread_dim_limit_y: 1024
   thread_dim_limit_z: 64
