@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import gpu_check, gpu_numerics
+from benchmarks.gpu_attention import make_work
 from benchmarks.gpu_check import Check, main
 from benchmarks.gpu_report import Report
 from benchmarks.gpu_sizes import ExtendShape, GpuSizes, ModelSizes, full_sizes, llama3_8b_sizes
@@ -21,7 +22,8 @@ from benchmarks.workloads import WORKLOADS
 from radix_jax import Engine, EngineConfig
 from radix_jax.models.llama import LlamaConfig
 from radix_jax.pallas_kernels.paged_attention.oracle_grid import GRID
-from radix_jax.plan import Bucket
+from radix_jax.plan import Bucket, StepPlan
+from radix_jax.runner import StepHandle
 
 TINY_MODEL = LlamaConfig(
     vocab_size=40000,  # the workloads' ids go up to there
@@ -43,14 +45,14 @@ TINY = GpuSizes(
     small_pool_slots=256,
     decode=((2, 64), (64, 64)),
     swept=(2, 64),
-    page_sizes=(1, 64),
-    extend=(ExtendShape(2, 32, 0), ExtendShape(2, 16, 32)),
+    page_sizes=(1,),
+    extend=(ExtendShape(2, 32, 0),),
     write_tokens=(4,),
     write_dtypes=("bfloat16", "float8_e4m3fn"),
     write_pool_slots=64,
     matmul_size=64,
     copy_bytes=2**16,
-    num_variants=2,
+    num_variants=1,
     program_s=1e-12,
     large_page_size=16,
     large_pools=(("float8_e4m3fn", 40),),
@@ -85,8 +87,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
     with pytest.MonkeyPatch.context() as patch:
         # Bursts as short as can be: no time is asserted here.
         patch.setattr(time_program, "__kwdefaults__", {"length": 1, "sample_s": 1e-9, "num_samples": 1})
-        grid = tuple(case for case in GRID if case.name in ("decode", "mixed"))
+        # Most of the time goes into compiling what is interpreted.
+        before = jax.config.values["jax_disable_most_optimizations"]
+        jax.config.update("jax_disable_most_optimizations", True)
+        grid = tuple(case for case in GRID if case.name == "mixed")
         Check(TINY, report, grid).run()
+        jax.config.update("jax_disable_most_optimizations", before)
     return json.loads(out.read_text())
 
 
@@ -103,10 +109,10 @@ def test_what_a_cpu_can_not_do_is_dropped_and_nothing_else(found: dict) -> None:
 
 def test_numerics_are_right_everywhere(found: dict) -> None:
     rows = [row for section in found["sections"].values() for row in section.get("rows", ())]
-    assert sum("ok" in row for row in rows) == 7  # 1 grid, 2 writes, 1 pool, 3 shapes
+    assert sum("ok" in row for row in rows) == 6  # 1 grid, 2 writes, 1 pool, 2 shapes
     assert all(row["ok"] for row in rows if isinstance(row.get("ok"), bool))
     (grid,) = found["sections"]["numerics"]["rows"]
-    assert grid["ok"] == grid["cases"] == 4
+    assert grid["ok"] == grid["cases"] == 2  # ours and xla
     assert {target["name"]: target["passed"] for target in found["targets"]}[
         "numerics: share of the grid's cases that are right"
     ]
@@ -115,9 +121,9 @@ def test_numerics_are_right_everywhere(found: dict) -> None:
 def test_all_forms_of_a_shape_agree(found: dict) -> None:
     rows = [row for name in ("decode", "baselines", "blocks") for row in found["sections"][name]["rows"]]
     forms = {row["form"] for row in rows}
-    assert {"ours", "ours, page 1", "ours, page 64", "xla", "dense xla", "jax.paged_attention"} <= forms
+    assert {"ours", "ours, page 1", "xla", "dense xla", "jax.paged_attention"} <= forms
     compared = [row["differs_by"] for row in rows if "differs_by" in row]
-    assert len(compared) == 8  # two pools, two page sizes, two baselines, two blocks
+    assert len(compared) == 6  # two pools, another page size, two baselines, other blocks
     assert max(compared) < 1e-4
     assert all(row["us"] > 0 and row["share_of_bandwidth"] > 0 for row in rows)
 
@@ -131,10 +137,21 @@ def test_pools_stay_where_they_are(found: dict) -> None:
     assert cached["compiles_timed"] == uncached["compiles_timed"] == 0
 
 
+def test_work_counts_what_has_to_be_read_and_computed() -> None:
+    work = make_work(TINY, ExtendShape(2, 16, 32), num_slots=512)
+    assert work.kv_bytes == 2 * 48 * (2 * 2 * 16) * 4
+    seen = sum(32 + i + 1 for i in range(16))
+    assert work.num_flops == 2 * (2 * 2 * seen) * 4 * 16  # rows, two products of a multiply and an add, heads, lanes
+    assert (work.num_layers, work.pages_per_layer) == (512 // 96, 6)
+    assert sorted(np.asarray(work.page_table).ravel()) == list(range(6))
+    assert ExtendShape(2, 16, 32).name == "2x16 over 32"
+    assert ExtendShape(64, 1, 4095).name == "64x4,096"
+
+
 def test_targets_name_what_was_aimed_at(found: dict) -> None:
     aimed = {target["name"]: target["at_least"] for target in found["targets"]}
     assert aimed["decode 2x64: share of copy bandwidth"] == 0.85
-    assert aimed["extend 2x32: share of matmul peak"] == aimed["extend 2x16 over 32: share of matmul peak"] == 0.6
+    assert aimed["extend 2x32: share of matmul peak"] == 0.6
 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -216,9 +233,20 @@ def test_sizes_fit_the_memory(memory_gb: int) -> None:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_the_offline_workload_needs_no_bucket_that_is_not_compiled_ahead(cached: bool) -> None:
+def test_the_offline_workload_needs_no_bucket_that_is_not_compiled_ahead(
+    cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = llama3_8b_sizes()
     settings = dataclasses.replace(sizes.settings, compile_cache_dir="", enable_prefix_cache=cached)
     engine = Engine(TINY_MODEL, random_params(TINY_MODEL, "float32"), settings)
+    used: set[Bucket] = set()
+
+    def dispatch(plan: StepPlan) -> StepHandle:
+        used.update([plan.bucket, plan.bucket.copies] if plan.copies else [plan.bucket])
+        return StepHandle(None, len(plan.rows))
+
+    # What is sampled does not matter to what is planned: end-of-sequence is ignored.
+    monkeypatch.setattr(engine.runner, "dispatch", dispatch)
     run_waves(engine, WORKLOADS[sizes.workload]())
-    assert {record.bucket for record in engine.ledger.records} <= set(sizes.buckets)
+    assert {bucket.kind for bucket in used} == {"prefill", "decode"}
+    assert used <= set(sizes.buckets)
