@@ -1,12 +1,9 @@
 """The work of a step, by hand, and a model's report where the compiler is not asked."""
 
-import importlib.metadata
-
 import jax
 import pytest
 from tiny import TINY, tiny_llama
 
-from radix_jax.aot import compiling
 from radix_jax.aot.roofline import page_bytes, step_work, tree_bytes
 from radix_jax.aot.shapes import MODEL_SHAPES
 from radix_jax.aot.steps import abstract_params, settings_of
@@ -51,12 +48,3 @@ def test_settings_are_filled_in() -> None:
     assert [bucket.num_tokens for bucket in settings.largest] == [64, 2048]
     with pytest.raises(ValueError, match="max_model_len=40000 exceeds the 32768 positions"):
         settings_of(EngineConfig(max_model_len=40000), shape)
-
-
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    with pytest.raises(ImportError, match=r"jax-cuda13-plugin is not installed; run: pip install 'radix_jax\[aot\]'"):
-        compiling.check_installed()

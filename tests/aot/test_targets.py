@@ -30,6 +30,23 @@ def test_the_description_holds_the_facts(name: str) -> None:
     assert target.block_names[1].removeprefix("sm_") == major + minor
 
 
+@pytest.mark.parametrize(
+    ("registers", "shared_bytes", "num_threads", "expected"),
+    [
+        (128, 0, 128, 4),  # 65,536 registers / (128 * 128)
+        (129, 0, 128, 3),  # allotted as 136
+        (32, 76800, 128, 3),  # 233,472 bytes / (76,800 + 1,024)
+        (32, 76801, 128, 2),
+        (16, 0, 1024, 2),  # 2,048 threads
+    ],
+)
+def test_the_scarcest_bounds_the_programs(registers: int, shared_bytes: int, num_threads: int, expected: int) -> None:
+    programs = target_of("h200").programs_per_core(
+        registers=registers, shared_bytes=shared_bytes, num_threads=num_threads
+    )
+    assert programs == expected
+
+
 def test_an_unknown_target_lists_the_known() -> None:
     with pytest.raises(ValueError, match="'tpu9' is not one of h200, h100, a100, l4, rtx4090"):
         target_of("tpu9")

@@ -22,11 +22,17 @@ PAGE_SIZE = 4
 # Pages a layer; the larger pool outgrows all that a step needs besides.
 SMALL_POOL, LARGE_POOL = 2000, 8000
 
-# Without moving data, or in place: of a fusion its root counts.
-_IN_PLACE = {"parameter", "get-tuple-element", "bitcast", "scatter", "dynamic-update-slice", "fusion"}
+# Without moving data, or in place: of a fusion its root counts, and what a loop or a branch does is in its own lines.
+_IN_PLACE = {
+    *("parameter", "tuple", "get-tuple-element", "bitcast", "scatter", "dynamic-update-slice", "fusion"),
+    *("while", "conditional", "call"),
+}
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s*(ROOT )?%?[\w.-]+ = (\w+)\[([\d,]*)\]\S* ([\w-]+)\(")
+_INSTRUCTION = re.compile(r"^\s*(ROOT )?%?[\w.-]+ = (\(.*?\)|\S+) ([\w-]+)\(")
+_ARRAY = re.compile(r"\w+\[([\d,]*)\]")
 _CALLED = re.compile(r"calls=%?([\w.-]+)")
+# Of a GPU kernel: it writes its result where an operand was.
+_ALIASED = "output_to_operand_aliasing={{}:"
 
 
 @functools.cache
@@ -63,12 +69,17 @@ def pool_copies(program: str, num_elements: int) -> list[str]:
         if header := _COMPUTATION.match(line):
             computation = header[1]
         elif instruction := _INSTRUCTION.match(line):
-            is_root, _, shape, opcode = instruction.groups()
+            is_root, result, opcode = instruction.groups()
             if is_root:
                 roots[computation] = opcode
-            if math.prod(int(size) for size in shape.split(",") if size) >= num_elements:
+            if max(map(_num_elements, _ARRAY.findall(result)), default=0) >= num_elements:
                 called = _CALLED.search(line)
-                found.append((opcode, called[1] if called else ""))
+                in_place = opcode == "custom-call" and _ALIASED in line
+                found.append(("bitcast" if in_place else opcode, called[1] if called else ""))
     assert found, "the program has no pool"
     made_by = [roots[called] if opcode == "fusion" else opcode for opcode, called in found]
     return [opcode for opcode in made_by if opcode not in _IN_PLACE]
+
+
+def _num_elements(shape: str) -> int:
+    return math.prod(int(size) for size in shape.split(",") if size)
