@@ -193,12 +193,13 @@ def tolerance(case: OracleCase, matmul_eps: float = 0.0) -> float:
 
     Scores are sums of head_dim products and outputs of kv_len ones, rounded to float32 and independently of each other;
     a soft cap rounds numbers of its size; weights and outputs are rounded to `dtype`. matmul_eps: what the device's
-    matmuls round their float32 inputs to.
+    matmuls round their float32 inputs to, which moves scores by that share of their size.
     """
     eps, longest = float(np.finfo(np.float32).eps), max(sum(lens) for lens in case.lens)
     summed = case.head_dim**0.5 + longest**0.5 + (case.logit_soft_cap or 0.0)
     size = MAX_KV_SCALE if case.scaled else 1.0
-    return 4 * size * (eps * summed + max(float(jnp.finfo(case.dtype).eps), matmul_eps))
+    score_size = max(1.0, case.score_scale * case.head_dim**0.5)
+    return 4 * size * (eps * summed + max(float(jnp.finfo(case.dtype).eps), matmul_eps * score_size))
 
 
 def poisoned_rows(

@@ -1,6 +1,7 @@
 """Every backend of ours through the oracle grid; that the grid holds what it says; that a wrong page is seen."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -91,3 +92,24 @@ def test_tolerances_follow_dtype_length_and_matmul() -> None:
     assert tolerance(BY_NAME["mixed-bfloat16"]) == pytest.approx(4 * float(jnp.finfo("bfloat16").eps), rel=0.01)
     assert tolerance(BY_NAME["decode-head-dim-256"]) > tolerance(BY_NAME["decode"]) > tolerance(BY_NAME["one-token"])
     assert tolerance(case, 2.0**-10) == pytest.approx(4 * 2.0**-10, rel=0.01)
+
+
+def rounded(values: np.ndarray, num_bits: int) -> np.ndarray:
+    """float32 values with `num_bits` bits of mantissa, to nearest; infinities and NaN as they are."""
+    spare = 23 - num_bits
+    bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64) + (1 << (spare - 1))
+    near = (bits >> spare << spare).astype(np.uint32).view(np.float32)
+    return np.where(np.isfinite(values), near, values)
+
+
+@pytest.mark.parametrize(("name", "num_bits"), [("TF32", 10), ("bfloat16", 7)])
+def test_matmuls_that_round_their_inputs_are_told_from_wrong_ones(name: str, num_bits: int) -> None:
+    """What a device's matmuls do to float32 by default stays within half of the tolerance that knows of it."""
+    for case in GRID:
+        if case.dtype != "float32":
+            continue
+        rows = case_inputs(case)
+        other = replace(rows, q=rounded(rows.q, num_bits), kv_pages=rounded(rows.kv_pages, num_bits))
+        for right, moved in zip(expected(case, rows), expected(case, other), strict=True):
+            error = np.abs(right[: rows.num_tokens] - moved[: rows.num_tokens]).max()
+            assert error < tolerance(case, 2.0**-num_bits) / 2, (case.name, name)
