@@ -49,14 +49,12 @@ def attention_backend(requested: str = "auto", device: Any = None) -> tuple[str,
 
 
 def attention_fn(name: str) -> AttentionFn:
-    """The function behind a name. It is only looked up: whether the device can run it, `attention_backend` tells.
+    """The function behind a name other than "auto". It is only looked up: whether the device can run it, `attention_backend` tells.
 
     Raises:
         ValueError: an unknown name; it lists the known ones.
         NotImplementedError: a backend that is not built yet.
     """
-    if name == "auto":
-        return attention_fn(attention_backend()[0])
     if name == "xla":
         return paged_attention_xla
     if name in ("pallas_gpu", "pallas_interpret"):
