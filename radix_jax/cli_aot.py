@@ -63,7 +63,7 @@ def aot(
     check_installed()
     shape = model_config(model)
     settings = settings_of(config, shape)
-    context_len = context or min(_DEFAULT_CONTEXT_LEN, settings.max_model_len)
+    context_len = min(_DEFAULT_CONTEXT_LEN, settings.max_model_len) if context is None else context
     if not 1 <= context_len <= settings.max_model_len:
         raise ValueError(f"context={context_len} is outside [1, {settings.max_model_len}], max_model_len")
     report = report_model(found, model, shape, settings, context_len)

@@ -1,7 +1,6 @@
 """What a model's steps will cost on a target: compile time, memory, work, roofline, and how much KV fits."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from radix_jax.aot.kernel_report import KernelReport
@@ -9,7 +8,8 @@ from radix_jax.aot.roofline import page_bytes, step_work, tree_bytes
 from radix_jax.aot.shapes import MODEL_SHAPES
 from radix_jax.aot.steps import StepSettings, abstract_params, compile_step
 from radix_jax.aot.targets import Target
-from radix_jax.checkpoints import open_checkpoint, resolve
+from radix_jax.checkpoints import open_checkpoint, resolve_config
+from radix_jax.checkpoints.json_file import read_json
 from radix_jax.models.registry import family_for_hf_config
 from radix_jax.plan import Bucket
 from radix_jax.runner.resolve import DEFAULT_MEMORY_FRACTION
@@ -64,15 +64,20 @@ class ModelReport:
 
 
 def model_config(name: str) -> Any:
-    """The config of a named shape, a built-in model, a folder with config.json, a .gguf file or a hub id.
+    """The config of a named shape, a folder with config.json, a .gguf file, a hub id or a built-in model.
 
     Raises:
         ValueError: no such model.
     """
     if name in MODEL_SHAPES:
         return MODEL_SHAPES[name]
-    with open_checkpoint(Path(resolve(name))) as checkpoint:
-        return family_for_hf_config(checkpoint.hf_config).parse_config(checkpoint.hf_config)
+    path = resolve_config(name)
+    if path.name == "config.json":
+        hf_config = read_json(path)
+    else:
+        with open_checkpoint(path) as checkpoint:
+            hf_config = checkpoint.hf_config
+    return family_for_hf_config(hf_config).parse_config(hf_config)
 
 
 def report_model(target: Target, name: str, config: Any, settings: StepSettings, context_len: int) -> ModelReport:

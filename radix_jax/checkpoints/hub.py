@@ -28,6 +28,15 @@ def fetch_from_hub(hub_id: str) -> Path:
     return _snapshot(hub_id, gguf_names)
 
 
+def fetch_config_from_hub(hub_id: str) -> Path:
+    """Folder with the config.json of `hub_id`, if it has one; no weights are fetched.
+
+    Raises:
+        CheckpointError: the id isn't in the hub's cache and cannot be fetched.
+    """
+    return _snapshot(hub_id, ["config.json"])
+
+
 def _snapshot(hub_id: str, patterns: list[str]) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError

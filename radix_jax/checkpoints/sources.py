@@ -6,7 +6,7 @@ from pathlib import Path
 
 from radix_jax.checkpoints.builtin import BUILTIN_MODELS, fetch_builtin
 from radix_jax.checkpoints.errors import CheckpointError
-from radix_jax.checkpoints.hub import fetch_from_hub
+from radix_jax.checkpoints.hub import fetch_config_from_hub, fetch_from_hub
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -35,3 +35,17 @@ def resolve(name_or_path: str | Path) -> Path:
         f"unknown model {name!r}: no such file or folder, no built-in name ({', '.join(sorted(BUILTIN_MODELS))}), and "
         "not of the form org/model of a hub id; give a .gguf file, a folder with safetensors, or one of those names"
     )
+
+
+def resolve_config(name_or_path: str | Path) -> Path:
+    """The config.json of what `name_or_path` stands for, or its .gguf file; weights are fetched only with the latter.
+
+    Raises:
+        CheckpointError: as of resolve.
+    """
+    name = str(name_or_path)
+    folder = Path(os.path.expanduser(name))
+    if not folder.exists() and name not in BUILTIN_MODELS and _HUB_ID.fullmatch(name) and folder.suffix != ".gguf":
+        folder = fetch_config_from_hub(name)
+    config = folder / "config.json"
+    return config if config.is_file() else resolve(name_or_path)

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from small_files import LLAMA_METADATA, write_gguf, write_json
 
 from radix_jax.cache_dir import user_cache_dir
-from radix_jax.checkpoints import CheckpointError, resolve
+from radix_jax.checkpoints import CheckpointError, resolve, resolve_config
 
 
 def test_paths_are_taken_as_they_are(tmp_path: Path) -> None:
@@ -61,20 +61,21 @@ def test_user_cache_dir(monkeypatch: pytest.MonkeyPatch) -> None:
 
 RESOLVE = """
 import sys
-from radix_jax.checkpoints import CheckpointError, resolve
+from radix_jax import checkpoints
+from radix_jax.checkpoints import CheckpointError
 assert "huggingface_hub" not in sys.modules, "to be imported only when a hub id is asked for"
-for hub_id in sys.argv[1:]:
+for hub_id in sys.argv[2:]:
     try:
-        print(resolve(hub_id))
+        print(getattr(checkpoints, sys.argv[1])(hub_id))
     except CheckpointError as error:
         print(error)
 """
 
 
-def resolve_in_fresh_process(*hub_ids: str, **environment: str) -> list[str]:
+def resolve_in_fresh_process(*hub_ids: str, function: str = "resolve", **environment: str) -> list[str]:
     """A line for each hub id, where huggingface_hub reads these variables, as it does once, when imported."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RESOLVE, *hub_ids],
+        [sys.executable, "-W", "error", "-c", RESOLVE, function, *hub_ids],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -120,3 +121,26 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
     kept, missing = resolve_in_fresh_process("org/whole", "org/never-fetched", **environment)
     assert kept == str(whole)
     assert "hub id 'org/never-fetched' is not in the hub's cache and could not be fetched" in missing
+
+
+def test_a_config_needs_no_weights(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    write_json(config, {})
+    assert resolve_config(tmp_path) == config
+    gguf = tmp_path / "m.gguf"
+    write_gguf(gguf, LLAMA_METADATA, {})
+    assert resolve_config(gguf) == gguf
+    with pytest.raises(CheckpointError, match="unknown model 'no-such-model'"):
+        resolve_config("no-such-model")
+
+
+def test_configs_of_hub_ids_offline(tmp_path: Path) -> None:
+    config = hub_cache(tmp_path, "org/no-weights") / "config.json"
+    write_json(config, {})
+    one_gguf = hub_cache(tmp_path, "org/one-gguf")
+    write_gguf(one_gguf / "m.gguf", LLAMA_METADATA, {})
+    ids = ("org/no-weights", "org/one-gguf", "org/never-fetched")
+    environment = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    lines = resolve_in_fresh_process(*ids, function="resolve_config", **environment)
+    assert lines[:2] == [str(config), str(one_gguf)]
+    assert "hub id 'org/never-fetched' is not in the hub's cache and could not be fetched" in lines[2]
