@@ -12,7 +12,7 @@ import multiprocessing
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,6 +21,7 @@ import radix_jax
 from benchmarks.random_weights import random_params
 from benchmarks.workloads import WORKLOADS, SegmentRequest, waves
 from radix_jax import Engine, EngineConfig, SamplingParams
+from radix_jax.aot.shapes import MODEL_SHAPES
 from radix_jax.runner.resolve import default_dtype
 
 MODEL = "smollm2-135m-instruct"
@@ -129,16 +130,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         parser.error(f"no workload named {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
     if options.random_weights != (options.shape is not None):
         parser.error("--shape and --random-weights go together: a shape has no weights of its own")
-    if options.shape is not None and options.shape not in model_shapes():
-        parser.error(f"no shape named {options.shape}; there are {', '.join(model_shapes())}")
+    if options.shape is not None and options.shape not in MODEL_SHAPES:
+        parser.error(f"no shape named {options.shape}; there are {', '.join(MODEL_SHAPES)}")
     return options
-
-
-def model_shapes() -> Mapping[str, Any]:
-    """Model configs by name."""
-    from radix_jax.aot.shapes import MODEL_SHAPES
-
-    return MODEL_SHAPES
 
 
 def measure_model(options: argparse.Namespace, workload: str) -> Measurement:
@@ -151,7 +145,7 @@ def measure_model(options: argparse.Namespace, workload: str) -> Measurement:
         enable_prefix_cache=not options.no_cache,
     )
     if options.shape is not None:
-        return measure_shape(model_shapes()[options.shape], settings, workload)
+        return measure_shape(MODEL_SHAPES[options.shape], settings, workload)
     with radix_jax.LLM(options.model, **asdict(settings)) as llm:
         return measure(llm.engine, workload)
 

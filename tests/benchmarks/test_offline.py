@@ -115,6 +115,13 @@ def test_a_shape_needs_the_word_that_its_weights_are_random(
     assert "--shape and --random-weights go together" in capsys.readouterr().err
 
 
+def test_unknown_shapes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_arguments(["--shape", "llama3-9b", "--random-weights"])
+    assert "no shape named llama3-9b; there are smollm2-135m, " in capsys.readouterr().err
+    assert parse_arguments(["--shape", "llama3-8b", "--random-weights"]).shape == "llama3-8b"
+
+
 def test_unknown_workloads_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_arguments(["--workloads", "shared,sharde"])
