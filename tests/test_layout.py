@@ -43,6 +43,15 @@ def test_every_folder_with_code_is_a_package() -> None:
             assert (module.parent / "__init__.py").exists(), f"{module.parent} has code and no __init__.py"
 
 
+def test_every_data_file_is_installed() -> None:
+    listed = PROJECT["tool"]["setuptools"]["package-data"]
+    for package in PROJECT["tool"]["setuptools"]["packages"]:
+        folder = ROOT / package.replace(".", "/")
+        for file in folder.iterdir():
+            if file.is_file() and file.suffix not in (".py", ".pyc"):
+                assert any(file.match(pattern) for pattern in listed.get(package, ())), f"{file} is not in package-data"
+
+
 @pytest.mark.parametrize("name", MOVED)
 def test_links_are_relative(name: str) -> None:
     link = ROOT / "radix_jax" / name
