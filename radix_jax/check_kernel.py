@@ -187,7 +187,7 @@ def run_case(name: str, fn: AttentionFn, case: OracleCase, pool_pages: int | Non
         given = jax.block_until_ready(_call(name, fn, case, rows, pool_pages))
     except NotImplementedError as error:
         return CaseResult(case.name, "not supported", None, allowed, _one_line(error))
-    except Exception as error:  # whatever a foreign kernel may raise is its result
+    except (Exception, SystemExit) as error:  # whatever a foreign kernel may raise is its result
         return CaseResult(case.name, "raised", None, allowed, f"{type(error).__name__}: {_one_line(error)}")
     out, lse = given if case.return_lse else (given, None)
     right_out, right_lse = expected(case, rows)
@@ -248,7 +248,7 @@ def _largest_error(part: str, given: np.ndarray, right: np.ndarray, rows: PagedR
     return float(error.max()), f"{detail}: {given[token, head, lane]:.6g} instead of {right[token, head, lane]:.6g}"
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

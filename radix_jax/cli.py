@@ -15,6 +15,7 @@ from radix_jax.cli_aot import aot
 from radix_jax.cli_kernels import check_kernel
 from radix_jax.cli_options import with_fields
 from radix_jax.cli_replay import replay
+from radix_jax.cli_tune import tune
 from radix_jax.config import EngineConfig
 from radix_jax.request import RequestOutput, SamplingParams
 
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.command()(replay)
 app.command()(aot)
 app.command()(check_kernel)
+app.command()(tune)
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ def _load(kernel: str) -> AttentionFn | str:
     sys.path.insert(0, os.getcwd())  # as python -m has it
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"{module_name} can't be imported from {os.getcwd()}: {type(error).__name__}: {error}"
         ) from error

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Float32
 
 from radix_jax.arrays import KVPool, StepInputs
+from radix_jax.attention_backends import AttentionFn
 from radix_jax.models.base import ModelConfig, ModelParams
 from radix_jax.models.layers import linear
 from radix_jax.models.registry import family_for_config
@@ -49,7 +50,7 @@ def init_kv(config: ModelConfig, num_pages: int, page_size: int, dtype: str = "f
 
 
 def prefill(
-    params: ModelParams, kv: KVPool, inputs: StepInputs, *, attention_backend: str = "auto"
+    params: ModelParams, kv: KVPool, inputs: StepInputs, *, attention_backend: str | AttentionFn = "auto"
 ) -> tuple[KVPool, Float32[jax.Array, "B V"]]:
     """Compute ragged rows: row b's tokens are [cu_q_lens[b], cu_q_lens[b + 1]) of the flat T, after a cached prefix of
     any length. Returns (kv, logits of each row's last token). Logits of padding rows are undefined.
@@ -63,7 +64,7 @@ def prefill(
 
 
 def decode(
-    params: ModelParams, kv: KVPool, inputs: StepInputs, *, attention_backend: str = "auto"
+    params: ModelParams, kv: KVPool, inputs: StepInputs, *, attention_backend: str | AttentionFn = "auto"
 ) -> tuple[KVPool, Float32[jax.Array, "B V"]]:
     """Compute one token a row: T == B and token b is row b's. Returns (kv, logits). Padding rows come last.
 
@@ -79,7 +80,7 @@ def decode(
 
 
 def _forward(
-    params: ModelParams, kv: KVPool, inputs: StepInputs, max_q_len: int, backend: str
+    params: ModelParams, kv: KVPool, inputs: StepInputs, max_q_len: int, backend: str | AttentionFn
 ) -> tuple[KVPool, Float32[jax.Array, "T D"]]:
     config = params.config
     _check_shapes(config, kv, inputs)

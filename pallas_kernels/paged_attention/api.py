@@ -4,6 +4,7 @@ import jax
 from jaxtyping import Float, Float32, Int32
 
 from radix_jax.arrays import KVPool
+from radix_jax.attention_backends import AttentionFn
 from radix_jax.pallas_kernels.paged_attention.backends import attention_backend, attention_fn, call_attention_fn
 from radix_jax.pallas_kernels.paged_attention.checks import check_attention
 
@@ -23,7 +24,7 @@ def paged_attention(
     num_kv_heads: int | None = None,
     kv_scales: Float32[jax.Array, "G 2"] | None = None,
     max_q_len: int | None = None,
-    backend: str = "auto",
+    backend: str | AttentionFn = "auto",
 ) -> Float[jax.Array, "T N H"] | tuple[Float[jax.Array, "T N H"], Float32[jax.Array, "T N"]]:
     """Causal attention of ragged rows over their pages, the rows' own new tokens (already written) included.
 
@@ -66,7 +67,11 @@ def paged_attention(
         kv_scales=kv_scales,
         max_q_len=max_q_len,
     )
-    name = attention_backend()[0] if backend == "auto" else backend
+    if isinstance(backend, str):
+        name = attention_backend()[0] if backend == "auto" else backend
+        fn = attention_fn(name)
+    else:
+        name, fn = getattr(backend, "__name__", type(backend).__name__), backend
     keywords = {
         "page_offset": page_offset,
         "scale": float(scale),
@@ -77,4 +82,4 @@ def paged_attention(
         "kv_scales": kv_scales,
         "max_q_len": max_q_len,
     }
-    return call_attention_fn(name, attention_fn(name), (q, kv_pages, page_table, kv_lens, cu_q_lens), keywords)
+    return call_attention_fn(name, fn, (q, kv_pages, page_table, kv_lens, cu_q_lens), keywords)

@@ -6,6 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+# Of scale and soft cap: their products with scores stay well within float32.
+MAX_NUMBER = 1e30
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 POOL_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "float8_e5m2")
 
@@ -45,13 +47,22 @@ def check_attention(
     num_kv_heads = _check_heads(q.shape[1], q.shape[2], kv_pages.shape[2], num_kv_heads)
     _check_offset(page_offset, kv_pages)
     _check_scales(kv_scales, num_kv_heads)
-    _check_number("scale", scale)
-    if logit_soft_cap is not None and _check_number("logit_soft_cap", logit_soft_cap) <= 0:
-        raise ValueError(f"logit_soft_cap={logit_soft_cap} is not above 0; leave it out for no cap")
+    if abs(_check_number("scale", scale)) > MAX_NUMBER:
+        raise ValueError(f"scale={scale} is beyond {MAX_NUMBER:g}, where float32 scores run out of range")
+    if logit_soft_cap is not None:
+        if _check_number("logit_soft_cap", logit_soft_cap) <= 0:
+            raise ValueError(f"logit_soft_cap={logit_soft_cap} is not above 0; leave it out for no cap")
+        if not 1 / MAX_NUMBER <= logit_soft_cap <= MAX_NUMBER:
+            raise ValueError(
+                f"logit_soft_cap={logit_soft_cap} is outside [{1 / MAX_NUMBER:g}, {MAX_NUMBER:g}], what float32 scores "
+                "can be capped at; leave it out for no cap"
+            )
     if sliding_window is not None and _check_integer("sliding_window", sliding_window) < 1:
         raise ValueError(
             f"sliding_window={sliding_window} is below 1, where a token sees itself alone; leave it out for no window"
         )
+    if sliding_window is not None and sliding_window >= 2**31:
+        raise ValueError(f"sliding_window={sliding_window} is no int32, as positions are; leave it out for no window")
     max_q_len = num_tokens if max_q_len is None else _check_integer("max_q_len", max_q_len)
     if not 1 <= max_q_len <= num_tokens:
         raise ValueError(f"max_q_len={max_q_len} is outside [1, {num_tokens}], the tokens of the step")

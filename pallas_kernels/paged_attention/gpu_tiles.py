@@ -27,6 +27,10 @@ warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", Dep
 Ref = Any
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2.0)
+# Above it small tanh(x) need their series: its registers are worth it for no cap that models have.
+MAX_PLAIN_CAP = 100.0
+# Below it three terms of the series of tanh(x) are right to float32: the next is 17/315 * x**6 of the result.
+SMALL_TANH = 0.0625
 # Stands for minus infinity: exp2(x - NEG) is 0 and NEG - NEG is 0, where infinities would give NaN.
 NEG = -1e30
 
@@ -193,9 +197,14 @@ def base_2_scores(
     if spec.logit_soft_cap is None:
         return products * (k_scale * (spec.scale * LOG2_E))
     cap = spec.logit_soft_cap
-    # tanh(x) = 1 - 2 / (exp(2x) + 1), right at both ends: exp runs into inf or 0.
-    grown = jnp.exp2(products * (k_scale * (spec.scale * 2.0 * LOG2_E / cap)))
-    return (cap * LOG2_E) - (2.0 * cap * LOG2_E) / (grown + 1.0)
+    x = products * (k_scale * (spec.scale / cap))
+    # Right at both ends, where exp2 runs into inf or 0; a small x is rounded by what 1.0 is.
+    tanh = 1.0 - 2.0 / (jnp.exp2(x * (2.0 * LOG2_E)) + 1.0)
+    if cap > MAX_PLAIN_CAP:
+        square = x * x
+        series = x * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0)))
+        tanh = jnp.where(jnp.abs(x) < SMALL_TANH, series, tanh)
+    return tanh * (cap * LOG2_E)
 
 
 def check_addressable(name: str, array: Any) -> None:

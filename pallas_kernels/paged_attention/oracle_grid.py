@@ -113,6 +113,7 @@ def _grid() -> Iterator[OracleCase]:
         yield OracleCase(f"cached-prefix-window-{window}", CACHED, sliding_window=window)
     yield OracleCase("mixed-window-longer-than-rows", MIXED, sliding_window=1000)
     yield OracleCase("decode-soft-cap", DECODE, decode=True, logit_soft_cap=2.0)
+    yield OracleCase("decode-high-soft-cap", DECODE, decode=True, logit_soft_cap=1e6)
     yield OracleCase("mixed-soft-cap", MIXED, logit_soft_cap=20.0, scale=0.5)
     yield OracleCase("mixed-window-and-soft-cap", MIXED, sliding_window=20, logit_soft_cap=2.0)
     yield OracleCase("decode-lse", DECODE, decode=True, return_lse=True)
@@ -192,11 +193,11 @@ def tolerance(case: OracleCase, matmul_eps: float = 0.0) -> float:
     """How far rounding may move an output, or a log sum, where values are about 1.
 
     Scores are sums of head_dim products and outputs of kv_len ones, rounded to float32 and independently of each other;
-    a soft cap rounds numbers of its size; weights and outputs are rounded to `dtype`. matmul_eps: what the device's
+    a soft cap rounds scores near it; weights and outputs are rounded to `dtype`. matmul_eps: what the device's
     matmuls round their float32 inputs to, which moves scores by that share of their size.
     """
     eps, longest = float(np.finfo(np.float32).eps), max(sum(lens) for lens in case.lens)
-    summed = case.head_dim**0.5 + longest**0.5 + (case.logit_soft_cap or 0.0)
+    summed = case.head_dim**0.5 + longest**0.5 + min(case.logit_soft_cap or 0.0, 20.0)
     size = MAX_KV_SCALE if case.scaled else 1.0
     score_size = max(1.0, case.score_scale * case.head_dim**0.5)
     return 4 * size * (eps * summed + max(float(jnp.finfo(case.dtype).eps), matmul_eps * score_size))

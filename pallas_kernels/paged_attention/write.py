@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Float32, Int32
 
 from radix_jax.arrays import KVPool
+from radix_jax.attention_backends import AttentionFn
 from radix_jax.pallas_kernels.paged_attention.backends import attention_backend, attention_fn
 from radix_jax.pallas_kernels.paged_attention.checks import check_write
 
@@ -17,7 +18,7 @@ def write_kv(
     *,
     page_offset: int | Int32[jax.Array, ""],
     kv_scales: Float32[jax.Array, "G 2"] | None = None,
-    backend: str = "auto",
+    backend: str | AttentionFn = "auto",
 ) -> KVPool:
     """The pool with token t's K and V in slot write_slots[t] of the layer that starts at page `page_offset`.
 
@@ -34,7 +35,10 @@ def write_kv(
         NotImplementedError: a backend that is not built yet.
     """
     check_write(kv_pages, k, v, write_slots, page_offset=page_offset, kv_scales=kv_scales)
-    backend = attention_backend()[0] if backend == "auto" else backend
+    if not isinstance(backend, str):
+        backend = "xla"
+    elif backend == "auto":
+        backend, _ = attention_backend()
     if backend in ("pallas_gpu", "pallas_interpret"):
         # Pallas is imported where it is used, and takes a while.
         from radix_jax.pallas_kernels.paged_attention.gpu_write import write_kv_gpu

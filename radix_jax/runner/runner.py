@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from radix_jax.arrays import KVPool, PageCopies, StepInputs
+from radix_jax.attention_backends import AttentionFn, registered_backends
 from radix_jax.functional import decode, init_kv, prefill
 from radix_jax.models.base import ModelParams
 from radix_jax.pallas_kernels.paged_attention import copy_pages
@@ -43,7 +44,7 @@ def prefill_step(
     buffer: Int32[jax.Array, " N"],
     *,
     bucket: Bucket,
-    attention_backend: str = "auto",
+    attention_backend: str | AttentionFn = "auto",
 ) -> StepOutputs:
     """`functional.prefill`, then one sampled token a row, as last_tokens [R >= B] of the next step, 0 behind the rows.
 
@@ -61,7 +62,7 @@ def decode_step(
     buffer: Int32[jax.Array, " N"],
     *,
     bucket: Bucket,
-    attention_backend: str = "auto",
+    attention_backend: str | AttentionFn = "auto",
 ) -> StepOutputs:
     """`functional.decode`, then as `prefill_step`."""
     inputs, sampling = split(buffer, bucket)
@@ -119,9 +120,11 @@ class Runner:
         self._kv = self._empty_pool()
         self._max_rows = max_rows
         self._last_tokens = self._no_tokens()
+        # The function itself, so that all steps run the same one, whatever takes its name later.
+        backend = registered_backends().get(attention_backend, attention_backend)
         self._steps = {
-            "prefill": functools.partial(prefill_step, attention_backend=attention_backend),
-            "decode": functools.partial(decode_step, attention_backend=attention_backend),
+            "prefill": functools.partial(prefill_step, attention_backend=backend),
+            "decode": functools.partial(decode_step, attention_backend=backend),
         }
         self._compiled: dict[Bucket, Callable[..., Any]] = {}
         self.ledger = CompileLedger()

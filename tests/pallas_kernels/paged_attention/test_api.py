@@ -197,3 +197,11 @@ def test_a_float8_pool(backend: str, dtype: Any) -> None:
         right = np.asarray(jnp.asarray(np.clip(right, -largest, largest), dtype), np.float32)
         np.testing.assert_array_equal(values[slot], right)
     assert not values[[0, 1, 3, 4, 5, 6]].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("cap", [1e-20, 0.01, 1e4, 1e30])
+def test_any_soft_cap(rows: PagedRows, cap: float, backend: str) -> None:
+    """Far above the scores it changes nothing; far below, nothing but signs is left of them."""
+    out = attend(rows, logit_soft_cap=cap, backend=backend)
+    np.testing.assert_allclose(out, reference(rows, logit_soft_cap=cap), rtol=0, atol=2e-6)
