@@ -49,7 +49,7 @@ def attention_backend(requested: str = "auto", device: Any = None) -> tuple[str,
 
 
 def attention_fn(name: str) -> AttentionFn:
-    """The function behind a name other than "auto". It is only looked up: whether the device can run it, `attention_backend` tells.
+    """The function behind a name other than "auto". Whether the device can run it, `attention_backend` tells.
 
     Raises:
         ValueError: an unknown name; it lists the known ones.
