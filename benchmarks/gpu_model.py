@@ -90,7 +90,7 @@ class ModelBench:
                 prefill_computed=after.num_prefill_tokens - before.num_prefill_tokens,
                 output_tokens=output_tokens,
                 compiles_timed=after.num_compiles - before.num_compiles,
-                compiles_late=before.num_compiles - len(self._sizes.buckets),
+                compiles_late=sum(record.reason == "first use" for record in engine.ledger.records),
                 pool_in_place=engine.runner.kv.unsafe_buffer_pointer() == pointer,
             )
 
