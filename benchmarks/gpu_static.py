@@ -1,8 +1,9 @@
 """What the compiler makes of the GPU kernels, without a GPU: python -m benchmarks.gpu_static [--json] [--target h200]
 
 One row a kernel, shape and target: registers, spilled bytes, shared memory, 16-byte asynchronous copies, tensor-core
-instructions, atomics. Needs: pip install 'radix_jax[aot]'. The recorded rows are in benchmarks/results/gpu_static.json,
-written by: python -m benchmarks.gpu_static --json --target h200 --target a100 --target l4
+instructions, atomics. Needs: pip install 'radix_jax[aot]'. benchmarks/results/gpu_static.json holds the rows of several
+releases of jax; a release's are written anew by:
+    python -m benchmarks.gpu_static --record benchmarks/results/gpu_static.json --target h200 --target a100 --target l4
 """
 
 import argparse
@@ -10,6 +11,7 @@ import functools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -45,7 +47,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class StaticRow:
-    """One kernel of one shape on one target. kernel: "decode", "combine", "extend" or "write", and what is special."""
+    """One kernel of one shape on one target, by one release of jax.
+
+    kernel: "decode", "combine", "extend" or "write", and what is special.
+    """
 
     kernel: str
     target: str
@@ -62,10 +67,11 @@ class StaticRow:
     tensor_core_instructions: int
     atomics: int
     num_threads: int
+    jax: str
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What names the row."""
+        """What names the row among those of a release."""
         heads = self.num_q_heads, self.num_kv_heads
         return self.kernel, self.target, self.page_size, self.head_dim, *heads, self.dtype, self.kv_dtype
 
@@ -105,6 +111,7 @@ def measure(target: Target, shape: Shape) -> list[StaticRow]:
             tensor_core_instructions=report.tensor_core_instructions,
             atomics=report.atomics,
             num_threads=report.num_threads,
+            jax=jax.__version__,
         )
         for kernel in ("decode", "combine", "extend", "write")
         for report in [compiled[f"{kernel}_kernel"]]
@@ -143,6 +150,19 @@ def abstract(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
 
+def read_rows(path: Path) -> list[StaticRow]:
+    """The rows of a record."""
+    return [StaticRow(**row) for row in json.loads(path.read_text())]
+
+
+def record(path: Path, rows: list[StaticRow]) -> None:
+    """Put `rows` in the place of those that `path` has of their releases and targets."""
+    replaced = {(row.jax, row.target) for row in rows}
+    kept = [row for row in read_rows(path) if (row.jax, row.target) not in replaced] if path.exists() else []
+    lines = ",\n".join(json.dumps(asdict(row)) for row in sorted(kept + rows, key=lambda row: row.jax))
+    path.write_text(f"[\n{lines}\n]\n")
+
+
 def supported(target: Target, shape: Shape) -> bool:
     """Whether the target can do it: float8_e4m3 needs compute capability 8.9."""
     return shape.kv_dtype != "float8_e4m3fn" or target.capability != "8.0"
@@ -154,11 +174,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="gpu_static", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print one line, a JSON list of rows")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the rows into a file")
     parser.add_argument("--target", action="append", help="h200, h100, a100, l4 or rtx4090; may be repeated")
     args = parser.parse_args(argv)
     use_cpu()
     wanted = [target_of(name) for name in args.target or ["h200"]]
     rows = [row for target in wanted for shape in SHAPES if supported(target, shape) for row in measure(target, shape)]
+    if args.record:
+        record(args.record, rows)
     if args.json:
         print(json.dumps([asdict(row) for row in rows]))
         return

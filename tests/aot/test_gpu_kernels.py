@@ -1,21 +1,23 @@
 """The GPU kernels compiled for three generations: nothing spills, nothing is atomic, and nothing gets worse."""
 
-import json
+import dataclasses
 from pathlib import Path
 
+import jax
 import pytest
 from aot_extra import needs_compilers
 
-from benchmarks.gpu_static import SHAPES, Shape, StaticRow, measure, supported
+from benchmarks.gpu_static import SHAPES, Shape, StaticRow, measure, read_rows, record, supported
 from radix_jax.aot.targets import target_of
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_static.json"
 TARGETS = ("h200", "a100", "l4")
+RELEASES = ("0.10.2", "0.12.0.1")
 # Warps that a core holds at once: 2 for each of its 4 schedulers, and where the loads of a step decode from the
 # memory of an H200 have to be hidden, 3.
 MIN_WARPS, MIN_DECODE_WARPS_H200 = 8, 12
-# Another release of the compiler may take a little more.
-REGISTER_SLACK = 1.15
+# Another release of ptxas may take a little more.
+REGISTER_SLACK = 1.05
 CHOSEN = (
     Shape(64),
     Shape(80, 1),
@@ -30,20 +32,30 @@ CHOSEN = (
 )
 
 
-def recorded() -> dict[tuple, StaticRow]:
-    rows = [StaticRow(**row) for row in json.loads(RECORDED.read_text())]
-    return {row.key: row for row in rows}
+def recorded(release: str) -> dict[tuple, StaticRow]:
+    return {row.key: row for row in read_rows(RECORDED) if row.jax == release}
 
 
 def test_the_record_is_whole() -> None:
+    assert {row.jax for row in read_rows(RECORDED)} == set(RELEASES)
     shapes = {name: [shape for shape in SHAPES if supported(target_of(name), shape)] for name in TARGETS}
-    assert len(recorded()) == 4 * sum(map(len, shapes.values()))
+    for release in RELEASES:
+        assert len(recorded(release)) == 4 * sum(map(len, shapes.values()))
     assert set(CHOSEN) <= set(SHAPES)
 
 
-@pytest.mark.parametrize("row", recorded().values(), ids=lambda row: "-".join(map(str, row.key)))
+@pytest.mark.parametrize("row", read_rows(RECORDED), ids=lambda row: "-".join(map(str, (*row.key, row.jax))))
 def test_the_record_is_within_budget(row: StaticRow) -> None:
     within_budget(row)
+
+
+def test_a_release_is_recorded_beside_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    row = read_rows(RECORDED)[0]
+    newer = [dataclasses.replace(row, jax="9.9", target=target) for target in ("h200", "l4")]
+    for rows in ([row], newer, [dataclasses.replace(newer[1], registers=1)]):
+        record(file, rows)
+    assert read_rows(file) == [row, newer[0], dataclasses.replace(newer[1], registers=1)]
 
 
 def within_budget(row: StaticRow) -> None:
@@ -68,11 +80,13 @@ def within_budget(row: StaticRow) -> None:
 def test_what_the_compiler_makes_today(shape: Shape, target: str) -> None:
     if not supported(target_of(target), shape):
         pytest.skip("the target lacks the pool's type")
-    before = recorded()
+    before = recorded(jax.__version__)
     for row in measure(target_of(target), shape):
         within_budget(row)
+        if not before:
+            continue  # a release without a record has its budget alone to keep
         then = before[row.key]
-        assert row.registers <= max(then.registers * REGISTER_SLACK, 48)
+        assert row.registers <= then.registers * REGISTER_SLACK
         assert row.shared_bytes <= then.shared_bytes
-        assert row.async_copies_16b >= then.async_copies_16b * 0.75
-        assert row.tensor_core_instructions >= then.tensor_core_instructions * 0.75
+        assert row.async_copies_16b >= then.async_copies_16b
+        assert row.tensor_core_instructions >= then.tensor_core_instructions
