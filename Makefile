@@ -2,7 +2,9 @@
 # VENV=.venv312 PYTHON=python3.12 make test     another environment, another interpreter
 
 VENV ?= .venv
-PYTEST = $(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+# Of the slow tests: with torch, and with compilers of which jax concludes that there must be a GPU.
+SLOW_VENV = $(VENV)-slow
+PYTEST = bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-aot lint format bench clean
@@ -14,13 +16,13 @@ demo: $(VENV)/.installed-base  ## install what is needed, fetch a small model, s
 	$(VENV)/bin/python -m radix_jax demo
 
 test: $(VENV)/.installed-test  ## the tests, 15 minutes at most on 2 cores; needs neither torch nor an accelerator
-	$(PYTEST)
+	$(VENV)/$(PYTEST)
 
-test-slow: $(VENV)/.installed-test $(VENV)/.installed-oracle $(VENV)/.installed-aot  ## the rest: against transformers, the real model at length, kernels compiled for GPUs
-	$(PYTEST) -m 'slow and not aot' --timeout=1200
+test-slow: $(SLOW_VENV)/.installed-test $(SLOW_VENV)/.installed-oracle $(SLOW_VENV)/.installed-aot  ## the rest: against transformers, the real model at length, kernels compiled for GPUs
+	$(SLOW_VENV)/$(PYTEST) -m 'slow and not aot' --timeout=1200
 
-test-aot: $(VENV)/.installed-test $(VENV)/.installed-aot  ## the full model compiled for accelerators that are not there
-	$(PYTEST) -m aot
+test-aot: $(SLOW_VENV)/.installed-test $(SLOW_VENV)/.installed-aot  ## the full model compiled for accelerators that are not there
+	$(SLOW_VENV)/$(PYTEST) -m aot
 
 lint: $(VENV)/.installed-dev  ## style, types and the arrows between the rooms
 	$(VENV)/bin/ruff check .
@@ -36,7 +38,10 @@ bench: $(VENV)/.installed-base  ## the four offline workloads, one JSON line eac
 	$(VENV)/bin/python -m benchmarks.offline --json
 
 clean:  ## remove the environment and what tools left behind
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(SLOW_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/.installed-%: pyproject.toml .ci/install
 	.ci/install $(VENV) $*
+
+$(SLOW_VENV)/.installed-%: pyproject.toml .ci/install
+	.ci/install $(SLOW_VENV) $*

@@ -1,8 +1,10 @@
 """Set-up of every test: JAX on the CPU, runtime checks of shapes and types, hypothesis without deadlines."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -18,6 +20,28 @@ install_import_hook("radix_jax", "beartype.beartype(conf=beartype.BeartypeConf(i
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+# A compiled program holds several. Linux grants a process 65,530 by default; past them the compiler aborts.
+MAX_MEMORY_MAPS = 20_000
+
+
+def num_memory_maps() -> int:
+    """Of this process; 0 where the system does not tell."""
+    maps = Path("/proc/self/maps")
+    return len(maps.read_bytes().splitlines()) if maps.exists() else 0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_programs_are_dropped_in_time() -> Iterator[None]:
+    """Between test files, so that engines and programs are kept for as long as there is room."""
+    yield
+    if num_memory_maps() > MAX_MEMORY_MAPS:
+        import jax
+        from tiny import drop_kept_engines
+
+        drop_kept_engines()
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture

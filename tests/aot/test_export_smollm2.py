@@ -10,25 +10,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from radix_jax.aot.shapes import MODEL_SHAPES
 from radix_jax.arrays import StepInputs
 from radix_jax.functional import decode, init_kv, prefill
 from radix_jax.models.base import ModelParams
-from radix_jax.models.llama import Llama, LlamaConfig
+from radix_jax.models.llama import Llama
 from radix_jax.models.registry import params_of
 
 pytestmark = [pytest.mark.aot, pytest.mark.timeout(900)]
 
-SMOLLM2 = LlamaConfig(
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    tie_word_embeddings=True,
-    max_position_embeddings=8192,
-)
+SMOLLM2 = MODEL_SHAPES["smollm2-135m"]
 NUM_PAGES, PAGE_SIZE = 65, 16
 
 

@@ -1,6 +1,7 @@
 """The same greedy ids whatever the engine does to get there: pages, chunks, company, order, eviction (float32).
 
-All of it twice: through XLA attention, and through the GPU kernels in interpret mode.
+All of it twice: through XLA attention, and through the GPU kernels in interpret mode, which takes minutes;
+test_kernels.py has a short form of that.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ PROMPTS = random_prompts(24, lens=(1, 110), num_stems=3, seed=20)
 SMALL_POOL_LEN = 320
 
 
-@pytest.fixture(params=["xla", "pallas_interpret"], autouse=True)
+@pytest.fixture(params=["xla", pytest.param("pallas_interpret", marks=pytest.mark.slow)], autouse=True)
 def attention_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every engine of this module runs on each."""
     monkeypatch.setitem(SMALL, "attention_backend", request.param)

@@ -1,7 +1,7 @@
 """Makes the twins: tiny random Llamas with the logits that transformers gives for them, in float32.
 
     make test-slow                                   makes the environment that has torch and transformers
-    .venv/bin/python tests/oracle/make_twins.py      remakes tests/oracle/twins/
+    .venv-slow/bin/python tests/oracle/make_twins.py      remakes tests/oracle/twins/
 
 A twin is a folder as `save_pretrained` writes it, and in it `expected.npz`: `token_ids` int32 [T] and `logits`
 float32 [T, V], those of every position. The weights are drawn so wide that attention is sharp and logits spread, and

@@ -128,12 +128,17 @@ def _kept_engine(module: Llama, fields: tuple[tuple[str, Any], ...]) -> Engine:
     return Engine(module, None, EngineConfig(**dict(fields)))
 
 
+def drop_kept_engines() -> None:
+    """And with them their compiles."""
+    _kept_engine.cache_clear()
+
+
 def tiny_engine(module: Llama | None = None, **fields: Any) -> Engine:
     """An idle engine with an empty cache: SMALL, with `fields` changed. Engines are kept, and with them their compiles;
     so their counts go on from one test to the next."""
     key = module or tiny_llama(), tuple(sorted((SMALL | fields).items()))
     if _kept_engine(*key).has_unfinished():  # a test before failed half-way
-        _kept_engine.cache_clear()
+        drop_kept_engines()
     engine = _kept_engine(*key)
     engine.flush_cache()
     return engine

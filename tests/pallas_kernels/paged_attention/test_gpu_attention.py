@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from poisoned_pool import PagedRows, poisoned_rows
+from raggedness import HEAD_DIM, PAGE_SIZE, Raggedness, raggedness
 
 from radix_jax.pallas_kernels.paged_attention.gpu import paged_attention_gpu
 from radix_jax.pallas_kernels.paged_attention.gpu_blocks import DecodeBlocks, ExtendBlocks, GpuBlocks
@@ -249,32 +249,10 @@ def test_no_rows_at_all() -> None:
 
 
 @settings(max_examples=30)
-@given(data=st.data())
-def test_any_raggedness(data: st.DataObject) -> None:
-    """One shape, any lengths in it: 6 rows, 120 tokens, 30 pages a row."""
-    page_size, num_rows, num_tokens, table_width = 4, 6, 120, 30
-    q_lens = data.draw(
-        st.lists(st.integers(1, 100), min_size=1, max_size=num_rows).filter(lambda lens: sum(lens) <= num_tokens),
-        "tokens to compute",
-    )
-    cached_lens = [
-        data.draw(st.integers(0, table_width * page_size - q_len), f"tokens cached in front of row {row}")
-        for row, q_len in enumerate(q_lens)
-    ]
-    rows = poisoned_rows(
-        q_lens,
-        cached_lens,
-        page_size=page_size,
-        num_heads=3,
-        num_kv_heads=1,
-        head_dim=8,
-        num_row_pads=num_rows - len(q_lens),
-        num_token_pads=num_tokens - sum(q_lens),
-        table_width=table_width,
-        num_pages=num_rows * table_width + 2,
-        seed=data.draw(st.integers(0, 2**32 - 1), "seed"),
-    )
-    case = Case("mixed", page_size, 8, (3, 1), window=37)
+@given(lens=raggedness(num_rows=6, num_tokens=120))
+def test_any_raggedness(lens: Raggedness) -> None:
+    rows = lens.rows(num_rows=6, num_tokens=120, num_heads=3)
+    case = Case("mixed", PAGE_SIZE, HEAD_DIM, (3, 1), window=37)
     assert_same(case, rows, attend(case, rows, blocks=SMALL_BLOCKS), expected(case, rows))
 
 

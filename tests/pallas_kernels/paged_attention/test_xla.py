@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from poisoned_pool import PagedRows, poisoned_rows
+from raggedness import HEAD_DIM, MAX_KV_LEN, Raggedness, raggedness
 
 from radix_jax.check_kernel import run_case
 from radix_jax.pallas_kernels.paged_attention import paged_attention
@@ -150,33 +150,11 @@ def rounded_to(values: np.ndarray, dtype: object) -> np.ndarray:
 
 @pytest.mark.parametrize("sequential", FORMS.values(), ids=FORMS.keys())
 @settings(max_examples=40)
-@given(data=st.data())
-def test_any_raggedness(sequential: bool, data: st.DataObject) -> None:
-    """One shape, any lengths in it: 7 rows, 160 tokens, 30 pages a row."""
-    page_size, num_rows, num_tokens, table_width = 4, 7, 160, 30
-    q_lens = data.draw(
-        st.lists(st.integers(1, 100), min_size=1, max_size=num_rows).filter(lambda lens: sum(lens) <= num_tokens),
-        "tokens to compute",
-    )
-    cached_lens = [
-        data.draw(st.integers(0, table_width * page_size - q_len), f"tokens cached in front of row {row}")
-        for row, q_len in enumerate(q_lens)
-    ]
-    rows = poisoned_rows(
-        q_lens,
-        cached_lens,
-        page_size=page_size,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=8,
-        num_row_pads=num_rows - len(q_lens),
-        num_token_pads=num_tokens - sum(q_lens),
-        table_width=table_width,
-        num_pages=num_rows * table_width + 2,
-        seed=data.draw(st.integers(0, 2**32 - 1), "seed"),
-    )
-    out = attend(rows, sequential=sequential, max_q_len=num_tokens)
-    np.testing.assert_allclose(out, expected(rows), rtol=0, atol=tolerance(np.float32, 8, 120))
+@given(lens=raggedness(num_rows=7, num_tokens=160))
+def test_any_raggedness(sequential: bool, lens: Raggedness) -> None:
+    rows = lens.rows(num_rows=7, num_tokens=160, num_heads=2)
+    out = attend(rows, sequential=sequential, max_q_len=160)
+    np.testing.assert_allclose(out, expected(rows), rtol=0, atol=tolerance(np.float32, HEAD_DIM, MAX_KV_LEN))
 
 
 @pytest.mark.parametrize("max_q_len", [1, 3])
