@@ -55,7 +55,7 @@ def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
     kv_dtype = config.kv_dtype or ("float32" if on_cpu else dtype)
     if on_cpu and kv_dtype != "float32":
         _LOG.warning("kv_dtype=%s is slow on a CPU: each step converts the whole pool; leave it out", kv_dtype)
-    num_pages = config.num_pages or _choose_num_pages(params.config, config, max_model_len, kv_dtype)
+    num_pages = config.num_pages or _choose_num_pages(params.config, config, backend, max_model_len, kv_dtype)
     return dataclasses.replace(
         config,
         dtype=dtype,
@@ -67,7 +67,9 @@ def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
     )
 
 
-def _choose_num_pages(model: ModelConfig, config: EngineConfig, max_model_len: int, kv_dtype: str) -> int:
+def _choose_num_pages(
+    model: ModelConfig, config: EngineConfig, backend: str, max_model_len: int, kv_dtype: str
+) -> int:
     """Pages of the pool, the null page included, that the memory allows. Logs what binds.
 
     On an accelerator: `kv_memory_fraction` (0.85) of the memory that is free now, with the weights in place. On a CPU:
@@ -76,7 +78,7 @@ def _choose_num_pages(model: ModelConfig, config: EngineConfig, max_model_len: i
     Raises:
         ValueError: not even two pages fit.
     """
-    page_bytes = model.num_layers * config.page_size * kv_width(model) * np.dtype(kv_dtype).itemsize
+    page_bytes = model.num_layers * config.page_size * kv_width(model, backend) * np.dtype(kv_dtype).itemsize
     pages_a_request = -(-max_model_len // config.page_size)
     limits = {
         "max_running_requests x max_model_len": config.max_running_requests * pages_a_request + 1,
