@@ -1,0 +1,1 @@
+"""Paged attention on a TPU, by Pallas Mosaic kernels."""
