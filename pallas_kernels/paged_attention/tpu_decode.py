@@ -31,7 +31,6 @@ from radix_jax.pallas_kernels.paged_attention.tpu_copies import (
     Scalar,
     TileBuffers,
     mark_all_dirty,
-    start_copies,
     wait_for,
     wait_for_copies,
 )

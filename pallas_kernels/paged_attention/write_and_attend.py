@@ -32,9 +32,7 @@ def write_and_attend(
 
     write_slots: of each token, the slot that the page table gives for its place in its row.
     """
-    kv_pages = write_kv(
-        kv_pages, k, v, write_slots, page_offset=page_offset, kv_scales=kv_scales, backend=backend
-    )
+    kv_pages = write_kv(kv_pages, k, v, write_slots, page_offset=page_offset, kv_scales=kv_scales, backend=backend)
     out = paged_attention(
         q,
         kv_pages,

@@ -67,9 +67,7 @@ def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
     )
 
 
-def _choose_num_pages(
-    model: ModelConfig, config: EngineConfig, backend: str, max_model_len: int, kv_dtype: str
-) -> int:
+def _choose_num_pages(model: ModelConfig, config: EngineConfig, backend: str, max_model_len: int, kv_dtype: str) -> int:
     """Pages of the pool, the null page included, that the memory allows. Logs what binds.
 
     On an accelerator: `kv_memory_fraction` (0.85) of the memory that is free now, with the weights in place. On a CPU:
