@@ -94,8 +94,11 @@ def mark_all_dirty(tiles: TileBuffers) -> None:
 
 
 def clean_rows(layout: HeadLayout, tiles: TileBuffers, slot: Scalar, live: Scalar, copied: Scalar) -> None:
-    """Make the V lanes of rows [live, tile_len) of a buffer 0. copied: rows that the last copies brought."""
-    dirty = jnp.maximum(tiles.dirty[slot], copied)
+    """Make the V lanes of rows [live, tile_len) of a buffer 0. copied: rows that the last copies brought.
+
+    The mark is left as it is.
+    """
+    dirty = dirty_end(tiles, slot, copied)
 
     @pl.when(live < dirty)
     def _() -> None:
@@ -115,7 +118,10 @@ def clean_rows(layout: HeadLayout, tiles: TileBuffers, slot: Scalar, live: Scala
 
         jax.lax.fori_loop(first, end, clean, None)
 
-    tiles.dirty[slot] = live
+
+def dirty_end(tiles: TileBuffers, slot: Scalar, copied: Scalar) -> Scalar:
+    """The row from which on a buffer's V lanes are 0, when `copied` rows have been brought in."""
+    return jnp.maximum(tiles.dirty[slot], copied)
 
 
 def v_lane_groups(layout: HeadLayout) -> list[int]:
