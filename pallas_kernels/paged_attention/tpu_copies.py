@@ -1,8 +1,8 @@
 """Copies of KV tiles from the pool to VMEM: several buffers, page by page, one wait for all pages of a tile.
 
 A buffer holds what its last copies brought and, behind the live rows of its tile, what earlier ones did or what VMEM
-held at the start. Scores there are masked; V must be 0, for 0 * NaN is NaN. `clean_rows` sees to it, and a mark for each
-buffer tells how far up it may hold anything, so that nothing is cleaned twice.
+held at the start. Scores there are masked; V must be 0, for 0 * NaN is NaN. `clean_rows` sees to it, and a mark for
+each buffer tells how far up it may hold anything, so that nothing is cleaned twice.
 """
 
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from radix_jax.pallas_kernels.paged_attention.tpu_tiles import write_group
 # Memory on the device while a kernel is traced.
 Ref = Any
 Scalar = Int32[jax.Array, ""]
+Index = Scalar | int
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class TileBuffers(NamedTuple):
 
 
 def start_copies(
-    shape: TileShape, tiles: TileBuffers, slot: Scalar, table_row: Scalar, tile: Scalar, num: Scalar, which: range
+    shape: TileShape, tiles: TileBuffers, slot: Index, table_row: Scalar, tile: Scalar, num: Scalar, which: range
 ) -> None:
     """Start those copies of a tile that are in `which` and below `num`. table_row: where the row's pages begin."""
     for index in which:
@@ -75,7 +76,7 @@ def start_copies(
         pl.when(index < num)(copy.start)
 
 
-def wait_for_copies(shape: TileShape, tiles: TileBuffers, slot: Scalar, num: Scalar) -> None:
+def wait_for_copies(shape: TileShape, tiles: TileBuffers, slot: Index, num: Scalar) -> None:
     """Wait for `num` copies into a buffer, by the bytes of all of them."""
     rows = pl.ds(0, pl.multiple_of(num * shape.copy_len, shape.copy_len))
     wait_for(tiles.buffers.at[slot, rows], tiles.semaphores.at[slot])

@@ -27,6 +27,7 @@ from jaxtyping import Float, Float32, Int32
 
 from radix_jax.arrays import KVPool
 from radix_jax.pallas_kernels.paged_attention.tpu_copies import (
+    Index,
     Ref,
     Scalar,
     TileBuffers,
@@ -87,8 +88,8 @@ def decode(
 ) -> tuple[Float[jax.Array, "T N H"], Float32[jax.Array, "T N"] | None, KVPool]:
     """(out, lse or None, pool) of rows of one query each; see `paged_attention`. Tokens of no row get 0 and -inf.
 
-    new_kv: K and V of each token, which the kernel attends to and writes into the pool as token kv_lens[b] - 1 of row b;
-    in place where the pool is donated. None: they are in the pool already. interpret: as of pallas_call.
+    new_kv: K and V of each token, which the kernel attends to and writes into the pool as token kv_lens[b] - 1 of row
+    b, in place where the pool is donated. None: they are in the pool already. interpret: as of pallas_call.
 
     Raises:
         UnsupportedOption: a pool that can't be copied by pages, or one too large for the chip's VMEM or scalar memory.
@@ -286,7 +287,7 @@ def _name_refs(spec: DecodeSpec, args: tuple[Ref, ...]) -> tuple[Refs, Ref]:
 class Walk(NamedTuple):
     """Where the kernel is: an item, the buffer its tile is in, and whether it can be computed as it is."""
 
-    index: Scalar
+    number: Scalar
     slot: Scalar
     item: Item
     is_plain: Scalar
@@ -306,7 +307,7 @@ def decode_kernel(*args: Ref, spec: DecodeSpec) -> None:
         start_tile(spec, refs, item, index, range(spec.shape.num_copies))
 
     def compute(walk: Walk) -> Walk:
-        ItemParts(spec, refs, walk.index, walk.slot, walk.item).run()
+        ItemParts(spec, refs, walk.number, walk.slot, walk.item).run()
         return _go_on(spec, refs, walk, num_items)
 
     def prepare_and_compute(walk: Walk) -> Walk:
@@ -316,22 +317,22 @@ def decode_kernel(*args: Ref, spec: DecodeSpec) -> None:
     first = read_item(spec, refs, 0)
     _wait_for_tile(spec, refs, first, 0)
     start = Walk(jnp.int32(0), jnp.int32(0), first, jnp.int32(0))
-    jax.lax.while_loop(lambda walk: walk.index < num_items, prepare_and_compute, start)
+    jax.lax.while_loop(lambda walk: walk.number < num_items, prepare_and_compute, start)
     for back in range(1, NUM_RESULTS + 1):
         pl.when(num_rows >= back)(lambda back=back: wait_for_results(spec, refs, num_rows - back))
 
 
 def _go_on(spec: DecodeSpec, refs: Refs, walk: Walk, num_items: Scalar) -> Walk:
     """To the next item, when its tile has come. Plain: neither a row's first, nor with rows behind its end to clean."""
-    index, item = walk.index + 1, read_item(spec, refs, walk.index + 1)
+    number, item = walk.number + 1, read_item(spec, refs, walk.number + 1)
     slot = jnp.where(walk.slot == spec.tiles.num_buffers - 1, 0, walk.slot + 1)
     is_clean = num_live(spec, item) >= dirty_end(refs.tiles, slot, num_copied(spec, item))
-    is_plain = (item.is_first == 0) & is_clean & (index < num_items)
+    is_plain = (item.is_first == 0) & is_clean & (number < num_items)
     _wait_for_tile(spec, refs, item, slot)
-    return Walk(index, slot, item, is_plain.astype(jnp.int32))
+    return Walk(number, slot, item, is_plain.astype(jnp.int32))
 
 
-def _wait_for_tile(spec: DecodeSpec, refs: Refs, item: Item, slot: Scalar | int) -> None:
+def _wait_for_tile(spec: DecodeSpec, refs: Refs, item: Item, slot: Index) -> None:
     num = spec.shape.copies_for(item.num_tokens)
     pl.when(num > 0)(lambda: wait_for_copies(spec.shape, refs.tiles, slot, num))
 

@@ -10,6 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float32
 
 from radix_jax.pallas_kernels.paged_attention.tpu_copies import (
+    Index,
     Ref,
     Scalar,
     TileBuffers,
@@ -123,7 +124,7 @@ class Item(NamedTuple):
         return jax.lax.bitwise_and(self.row, NUM_RESULTS - 1)
 
 
-def read_item(spec: DecodeSpec, refs: Refs, index: Scalar | int) -> Item:
+def read_item(spec: DecodeSpec, refs: Refs, index: Index) -> Item:
     """An item, or one without tokens behind the last."""
     word = refs.items[index]
     row, tile = jax.lax.shift_right_logical(word, ROW_SHIFT), jax.lax.bitwise_and(word, TILE_MASK)
@@ -140,7 +141,7 @@ def num_copied(spec: DecodeSpec, item: Item) -> Scalar:
     return spec.shape.copies_for(item.num_tokens) * spec.shape.copy_len
 
 
-def start_record(refs: Refs, item: Item, slot: Scalar | int) -> None:
+def start_record(refs: Refs, item: Item, slot: Index) -> None:
     """Start the copy of a row's record, with its first item."""
     copy = pltpu.make_async_copy(
         refs.records.at[refs.tokens[item.row]], refs.record.at[item.record], refs.tiles.semaphores.at[slot]
@@ -148,7 +149,7 @@ def start_record(refs: Refs, item: Item, slot: Scalar | int) -> None:
     pl.when((item.is_first != 0) & (item.num_tokens > 0))(copy.start)
 
 
-def start_tile(spec: DecodeSpec, refs: Refs, item: Item, slot: Scalar, which: range) -> None:
+def start_tile(spec: DecodeSpec, refs: Refs, item: Item, slot: Index, which: range) -> None:
     """Start those copies of an item's tile that are in `which`."""
     table_row = refs.row_ids[item.row] * spec.table_width
     num = spec.shape.copies_for(item.num_tokens)
