@@ -1,8 +1,8 @@
 """Copies of KV tiles from the pool to VMEM: several buffers, page by page, one wait for all pages of a tile.
 
 A buffer holds what its last copies brought and, behind the live rows of its tile, what earlier ones did or what VMEM
-held at the start. Scores there are masked; V must be 0, for 0 * NaN is NaN. `clean_rows` sees to it, and a mark for each
-buffer tells how far up it may hold anything, so that nothing is cleaned twice.
+held at the start. Scores there are masked; V must be 0, for 0 * NaN is NaN. `clean_rows` sees to it, and a mark for
+each buffer tells how far up it may hold anything, so that nothing is cleaned twice.
 """
 
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from radix_jax.pallas_kernels.paged_attention.tpu_tiles import write_group
 # Memory on the device while a kernel is traced.
 Ref = Any
 Scalar = Int32[jax.Array, ""]
+Index = Scalar | int
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class TileBuffers(NamedTuple):
 
 
 def start_copies(
-    shape: TileShape, tiles: TileBuffers, slot: Scalar, table_row: Scalar, tile: Scalar, num: Scalar, which: range
+    shape: TileShape, tiles: TileBuffers, slot: Index, table_row: Scalar, tile: Scalar, num: Scalar, which: range
 ) -> None:
     """Start those copies of a tile that are in `which` and below `num`. table_row: where the row's pages begin."""
     for index in which:
@@ -75,7 +76,7 @@ def start_copies(
         pl.when(index < num)(copy.start)
 
 
-def wait_for_copies(shape: TileShape, tiles: TileBuffers, slot: Scalar, num: Scalar) -> None:
+def wait_for_copies(shape: TileShape, tiles: TileBuffers, slot: Index, num: Scalar) -> None:
     """Wait for `num` copies into a buffer, by the bytes of all of them."""
     rows = pl.ds(0, pl.multiple_of(num * shape.copy_len, shape.copy_len))
     wait_for(tiles.buffers.at[slot, rows], tiles.semaphores.at[slot])
@@ -94,8 +95,11 @@ def mark_all_dirty(tiles: TileBuffers) -> None:
 
 
 def clean_rows(layout: HeadLayout, tiles: TileBuffers, slot: Scalar, live: Scalar, copied: Scalar) -> None:
-    """Make the V lanes of rows [live, tile_len) of a buffer 0. copied: rows that the last copies brought."""
-    dirty = jnp.maximum(tiles.dirty[slot], copied)
+    """Make the V lanes of rows [live, tile_len) of a buffer 0. copied: rows that the last copies brought.
+
+    The mark is left as it is.
+    """
+    dirty = dirty_end(tiles, slot, copied)
 
     @pl.when(live < dirty)
     def _() -> None:
@@ -115,7 +119,10 @@ def clean_rows(layout: HeadLayout, tiles: TileBuffers, slot: Scalar, live: Scala
 
         jax.lax.fori_loop(first, end, clean, None)
 
-    tiles.dirty[slot] = live
+
+def dirty_end(tiles: TileBuffers, slot: Scalar, copied: Scalar) -> Scalar:
+    """The row from which on a buffer's V lanes are 0, when `copied` rows have been brought in."""
+    return jnp.maximum(tiles.dirty[slot], copied)
 
 
 def v_lane_groups(layout: HeadLayout) -> list[int]:

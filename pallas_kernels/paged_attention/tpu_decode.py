@@ -17,7 +17,7 @@ A row's record holds what the kernel reads of it beside the pool, as float32 row
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +27,12 @@ from jaxtyping import Float, Float32, Int32
 
 from radix_jax.arrays import KVPool
 from radix_jax.pallas_kernels.paged_attention.tpu_copies import (
+    Index,
     Ref,
     Scalar,
     TileBuffers,
+    clean_rows,
+    dirty_end,
     mark_all_dirty,
     wait_for,
     wait_for_copies,
@@ -41,6 +44,9 @@ from radix_jax.pallas_kernels.paged_attention.tpu_decode_item import (
     Item,
     ItemParts,
     Refs,
+    num_copied,
+    num_live,
+    read_item,
     start_record,
     start_tile,
     wait_for_results,
@@ -56,7 +62,7 @@ from radix_jax.pallas_kernels.paged_attention.tpu_tiles import (
     vmem_array_bytes,
     write_group,
 )
-from radix_jax.pallas_kernels.paged_attention.tpu_work import FIRST_BIT, ROW_SHIFT, TILE_MASK, WorkList, decode_work
+from radix_jax.pallas_kernels.paged_attention.tpu_work import WorkList, decode_work
 from radix_jax.pallas_kernels.paged_attention.tpu_write import pool_lanes
 
 LOG2_E = 1.4426950408889634
@@ -82,8 +88,8 @@ def decode(
 ) -> tuple[Float[jax.Array, "T N H"], Float32[jax.Array, "T N"] | None, KVPool]:
     """(out, lse or None, pool) of rows of one query each; see `paged_attention`. Tokens of no row get 0 and -inf.
 
-    new_kv: K and V of each token, which the kernel attends to and writes into the pool as token kv_lens[b] - 1 of row b;
-    in place where the pool is donated. None: they are in the pool already. interpret: as of pallas_call.
+    new_kv: K and V of each token, which the kernel attends to and writes into the pool as token kv_lens[b] - 1 of row
+    b, in place where the pool is donated. None: they are in the pool already. interpret: as of pallas_call.
 
     Raises:
         UnsupportedOption: a pool that can't be copied by pages, or one too large for the chip's VMEM or scalar memory.
@@ -118,7 +124,8 @@ def decode(
     records = make_records(spec, q.astype(jnp.float32) * per_head, lanes)
     # An array and no constant: the layers of a model then share one compiled kernel.
     offset = jnp.asarray(page_offset, jnp.int32).reshape(1)
-    out, lse, kv_pages = call_decode_kernel(spec, work, page_table.reshape(-1), offset, records, kv_pages, interpret)
+    pages = page_table.reshape(-1)
+    out, lse, kv_pages = call_decode_kernel(work, pages, offset, records, kv_pages, spec=spec, interpret=interpret)
     out = spec.layout.unstack(out)
     if kv_scales is not None:
         out = out * jnp.repeat(kv_scales[:, 1:], q.shape[1] // num_kv_heads, axis=0)
@@ -193,13 +200,15 @@ def make_records(
     return jnp.pad(record, ((0, 0), (0, spec.record_rows - record.shape[1]), (0, 0)))
 
 
+@functools.partial(jax.jit, static_argnames=("spec", "interpret"))
 def call_decode_kernel(
-    spec: DecodeSpec,
     work: WorkList,
     pages: Int32[jax.Array, " Z"],
     page_offset: Int32[jax.Array, " 1"],
     records: Float32[jax.Array, "T M D"],
     kv_pages: KVPool,
+    *,
+    spec: DecodeSpec,
     interpret: Any,
 ) -> tuple[Float[jax.Array, "T M D"], Float32[jax.Array, "T M D"] | None, KVPool]:
     """(rows of slabs, their log sums in every lane or None, pool)."""
@@ -211,12 +220,14 @@ def call_decode_kernel(
     if spec.writes:
         results.append(kv_pages)
     scalars = (*work, pages, page_offset)
-    inputs = (records, *([] if spec.writes else [kv_pages]), *results)
+    # Else XLA may place what is small in VMEM, which the kernel copies from by loads and stores.
+    inputs = [records, *([] if spec.writes else [kv_pages]), *results]
+    inputs = [pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in inputs]
     first_result = len(scalars) + len(inputs) - len(results)
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     given = pl.pallas_call(
         functools.partial(decode_kernel, spec=spec),
-        out_shape=tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results),
+        out_shape=tuple(pltpu.HBM(x.shape, x.dtype) for x in results),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(),
@@ -273,42 +284,63 @@ def _name_refs(spec: DecodeSpec, args: tuple[Ref, ...]) -> tuple[Refs, Ref]:
     return Refs(items, kv_lens, row_ids, tokens, records, outputs[0], lse, tiles, done, *in_vmem), counts
 
 
-def read_item(spec: DecodeSpec, refs: Refs, index: Scalar | int) -> Item:
-    """An item, or one without tokens behind the last."""
-    word = refs.items[index]
-    row, tile = jax.lax.shift_right_logical(word, ROW_SHIFT), jax.lax.bitwise_and(word, TILE_MASK)
-    is_first = jax.lax.bitwise_and(word, FIRST_BIT) != 0
-    return Item(row, tile, is_first, refs.kv_lens[row] - tile * spec.tiles.tile_len)
+class Walk(NamedTuple):
+    """Where the kernel is: an item, the buffer its tile is in, and whether it can be computed as it is."""
+
+    number: Scalar
+    slot: Scalar
+    item: Item
+    is_plain: Scalar
 
 
 def decode_kernel(*args: Ref, spec: DecodeSpec) -> None:
-    """All items. `args`: as `_name_refs` takes them."""
+    """All items. `args`: as `_name_refs` takes them.
+
+    The inner loop is all computation: it ends where an item needs something first, a record or a clean buffer.
+    """
     refs, counts = _name_refs(spec, args)
+    num_items, num_rows = counts[0], counts[1]
     mark_all_dirty(refs.tiles)
-    ahead = spec.tiles.num_buffers - 1
-    for index in range(ahead):
+    for index in range(spec.tiles.num_buffers - 1):
         item = read_item(spec, refs, index)
         start_record(refs, item, index)
-        start_tile(spec, refs, item, jnp.int32(index), range(spec.shape.num_copies))
+        start_tile(spec, refs, item, index, range(spec.shape.num_copies))
 
-    def body(index: Scalar, carry: tuple[Scalar, tuple[Item, ...]]) -> tuple[Scalar, tuple[Item, ...]]:
-        slot, items = carry
-        ahead_slot = jnp.where(slot == 0, ahead, slot - 1)
-        _wait_for_item(spec, refs, items[0], slot)
-        ItemParts(spec, refs, items[0], slot, items[-1], ahead_slot).run()
-        next_slot = jnp.where(slot == ahead, 0, slot + 1)
-        return next_slot, (*items[1:], read_item(spec, refs, index + ahead + 1))
+    def compute(walk: Walk) -> Walk:
+        ItemParts(spec, refs, walk.number, walk.slot, walk.item).run()
+        return _go_on(spec, refs, walk, num_items)
 
-    first_items = tuple(read_item(spec, refs, index) for index in range(ahead + 1))
-    num_items, num_rows = counts[0], counts[1]
-    jax.lax.fori_loop(0, num_items, body, (jnp.int32(0), first_items))
+    def prepare_and_compute(walk: Walk) -> Walk:
+        _prepare(spec, refs, walk)
+        return jax.lax.while_loop(lambda walk: walk.is_plain != 0, compute, walk._replace(is_plain=jnp.int32(1)))
+
+    first = read_item(spec, refs, 0)
+    _wait_for_tile(spec, refs, first, 0)
+    start = Walk(jnp.int32(0), jnp.int32(0), first, jnp.int32(0))
+    jax.lax.while_loop(lambda walk: walk.number < num_items, prepare_and_compute, start)
     for back in range(1, NUM_RESULTS + 1):
         pl.when(num_rows >= back)(lambda back=back: wait_for_results(spec, refs, num_rows - back))
 
 
-def _wait_for_item(spec: DecodeSpec, refs: Refs, item: Item, slot: Scalar) -> None:
-    """Until the item's tile, and with a row's first its record, is in VMEM and its row's results may be written."""
-    wait_for_copies(spec.shape, refs.tiles, slot, spec.shape.copies_for(item.num_tokens))
-    record = refs.record.at[item.record]
-    pl.when(item.is_first)(lambda: wait_for(record, refs.tiles.semaphores.at[slot]))
-    pl.when(item.is_first & (item.row >= NUM_RESULTS))(lambda: wait_for_results(spec, refs, item.row))
+def _go_on(spec: DecodeSpec, refs: Refs, walk: Walk, num_items: Scalar) -> Walk:
+    """To the next item, when its tile has come. Plain: neither a row's first, nor with rows behind its end to clean."""
+    number, item = walk.number + 1, read_item(spec, refs, walk.number + 1)
+    slot = jnp.where(walk.slot == spec.tiles.num_buffers - 1, 0, walk.slot + 1)
+    is_clean = num_live(spec, item) >= dirty_end(refs.tiles, slot, num_copied(spec, item))
+    is_plain = (item.is_first == 0) & is_clean & (number < num_items)
+    _wait_for_tile(spec, refs, item, slot)
+    return Walk(number, slot, item, is_plain.astype(jnp.int32))
+
+
+def _wait_for_tile(spec: DecodeSpec, refs: Refs, item: Item, slot: Index) -> None:
+    num = spec.shape.copies_for(item.num_tokens)
+    pl.when(num > 0)(lambda: wait_for_copies(spec.shape, refs.tiles, slot, num))
+
+
+def _prepare(spec: DecodeSpec, refs: Refs, walk: Walk) -> None:
+    """Wait for the record of a row that begins, and until its results may be written; clean the buffer's end."""
+    item, slot = walk.item, walk.slot
+    is_first = item.is_first != 0
+    pl.when(is_first)(lambda: wait_for(refs.record.at[item.record], refs.tiles.semaphores.at[slot]))
+    pl.when(is_first & (item.row >= NUM_RESULTS))(lambda: wait_for_results(spec, refs, item.row))
+    clean_rows(spec.layout, refs.tiles, slot, num_live(spec, item), num_copied(spec, item))

@@ -10,11 +10,11 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float32
 
 from radix_jax.pallas_kernels.paged_attention.tpu_copies import (
+    Index,
     Ref,
     Scalar,
     TileBuffers,
     TileShape,
-    clean_rows,
     start_copies,
     wait_for,
     words_below,
@@ -22,6 +22,7 @@ from radix_jax.pallas_kernels.paged_attention.tpu_copies import (
 from radix_jax.pallas_kernels.paged_attention.tpu_heads import LANES, SUBLANES, HeadLayout, Slab, Window
 from radix_jax.pallas_kernels.paged_attention.tpu_steps import NUM_COPY_STEPS, decode_steps
 from radix_jax.pallas_kernels.paged_attention.tpu_tiles import Tiles, write_group
+from radix_jax.pallas_kernels.paged_attention.tpu_work import FIRST_BIT, ROW_SHIFT, TILE_MASK
 
 LN_2 = 0.6931471805599453
 # Stands for minus infinity: exp2(x - NEG) is 0 and NEG - NEG is 0, where infinities would give NaN.
@@ -109,7 +110,7 @@ class Item(NamedTuple):
 
     row: Scalar
     tile: Scalar
-    is_first: jax.Array
+    is_first: Scalar
     num_tokens: Scalar
 
     @property
@@ -123,15 +124,32 @@ class Item(NamedTuple):
         return jax.lax.bitwise_and(self.row, NUM_RESULTS - 1)
 
 
-def start_record(refs: Refs, item: Item, slot: Scalar | int) -> None:
+def read_item(spec: DecodeSpec, refs: Refs, index: Index) -> Item:
+    """An item, or one without tokens behind the last."""
+    word = refs.items[index]
+    row, tile = jax.lax.shift_right_logical(word, ROW_SHIFT), jax.lax.bitwise_and(word, TILE_MASK)
+    return Item(row, tile, jax.lax.bitwise_and(word, FIRST_BIT), refs.kv_lens[row] - tile * spec.tiles.tile_len)
+
+
+def num_live(spec: DecodeSpec, item: Item) -> Scalar:
+    """Rows of an item's tile that the row's tokens in the pool fill; the new token is not yet among them."""
+    return jnp.minimum(item.num_tokens - 1 if spec.writes else item.num_tokens, spec.tiles.tile_len)
+
+
+def num_copied(spec: DecodeSpec, item: Item) -> Scalar:
+    """Rows of an item's tile that are copied."""
+    return spec.shape.copies_for(item.num_tokens) * spec.shape.copy_len
+
+
+def start_record(refs: Refs, item: Item, slot: Index) -> None:
     """Start the copy of a row's record, with its first item."""
     copy = pltpu.make_async_copy(
         refs.records.at[refs.tokens[item.row]], refs.record.at[item.record], refs.tiles.semaphores.at[slot]
     )
-    pl.when(item.is_first & (item.num_tokens > 0))(copy.start)
+    pl.when((item.is_first != 0) & (item.num_tokens > 0))(copy.start)
 
 
-def start_tile(spec: DecodeSpec, refs: Refs, item: Item, slot: Scalar, which: range) -> None:
+def start_tile(spec: DecodeSpec, refs: Refs, item: Item, slot: Index, which: range) -> None:
     """Start those copies of an item's tile that are in `which`."""
     table_row = refs.row_ids[item.row] * spec.table_width
     num = spec.shape.copies_for(item.num_tokens)
@@ -151,25 +169,23 @@ def wait_for_results(spec: DecodeSpec, refs: Refs, row: Scalar) -> None:
 class ItemParts:
     """The computation of one item, part by part. The parts of a slab are far from each other in the code."""
 
-    def __init__(
-        self, spec: DecodeSpec, refs: Refs, item: Item, slot: Scalar, ahead_item: Item, ahead_slot: Scalar
-    ) -> None:
+    def __init__(self, spec: DecodeSpec, refs: Refs, index: Scalar, slot: Scalar, item: Item) -> None:
         self.spec, self.refs, self.item, self.slot = spec, refs, item, slot
-        self.ahead_item, self.ahead_slot = ahead_item, ahead_slot
-        # The new token is not in the tile.
-        num_cached = item.num_tokens - 1 if spec.writes else item.num_tokens
-        self.live = jnp.minimum(num_cached, spec.tiles.tile_len)
+        self.live = num_live(spec, item)
+        self.is_first = item.is_first != 0
         self.seen_from = None
         if spec.sliding_window is not None:
             self.seen_from = item.num_tokens - spec.sliding_window
+        ahead = spec.tiles.num_buffers - 1
+        self.ahead_item = read_item(spec, refs, index + ahead)
+        self.ahead_slot = jnp.where(slot == 0, ahead, slot - 1)
         self.scores: dict[tuple[int, int], list[jax.Array]] = {}
         self.weights: dict[int, tuple[jax.Array, jax.Array]] = {}
         self.sums: dict[int, list[jax.Array]] = {}
 
     def run(self) -> None:
         """All parts, and the results on their way where the item is the row's last."""
-        copied = self.spec.shape.copies_for(self.item.num_tokens) * self.spec.shape.copy_len
-        clean_rows(self.spec.layout, self.refs.tiles, self.slot, self.live, copied)
+        self.refs.tiles.dirty[self.slot] = self.live
         for part, index in decode_steps(len(self.spec.layout.slabs)):
             getattr(self, part)(index)
         pl.when(self.item.num_tokens <= self.spec.tiles.tile_len)(self._start_results)
@@ -233,7 +249,7 @@ class ItemParts:
         slab, spec, refs = self.spec.layout.slabs[index], self.spec, self.refs
         scores = self.scores.pop((index, 0)) + self.scores.pop((index, 1))
         scores = [self._mask(self._cap(s), chunk) for chunk, s in enumerate(scores)]
-        shape, is_first = scores[0].shape, self.item.is_first
+        shape, is_first = scores[0].shape, self.is_first
         top, total = jnp.full(shape, NEG), jnp.zeros(shape)
         if spec.writes:
             top = jnp.broadcast_to(self._cap(self._new_score(slab)), shape)
@@ -293,7 +309,7 @@ class ItemParts:
             if spec.writes:
                 windows = [spec.layout.v_window(head) for head in slab.heads]
                 before = self._own(slab, [self._new_lanes(slab, window, group) for window in windows])
-            before = jnp.where(self.item.is_first, before, refs.values[slab.rows, lanes])
+            before = jnp.where(self.is_first, before, refs.values[slab.rows, lanes])
             # A window that ends sooner adds nothing here.
             new = self._own(
                 slab, [part[:, lanes] if part.shape[1] > group * LANES else jnp.zeros_like(before) for part in parts]

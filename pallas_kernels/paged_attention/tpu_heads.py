@@ -58,7 +58,7 @@ class Slab:
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """Windows and slabs of a shape. width: W, a multiple of 128. rows_per_head: what a query head takes, 1 in decode."""
+    """Windows and slabs of a shape. width: W, whole groups. rows_per_head: what a query head takes, 1 in decode."""
 
     num_heads: int
     num_kv_heads: int

@@ -23,7 +23,7 @@ MIN_BUFFERS = 2
 
 @dataclass(frozen=True)
 class TpuChip:
-    """What the kernels need to know of a chip. vmem_bytes: of one core. num_buffers: KV tiles that keep its HBM busy."""
+    """What the kernels need to know of a chip. vmem_bytes: of a core. num_buffers: KV tiles that keep its HBM busy."""
 
     vmem_bytes: int
     num_buffers: int
@@ -77,8 +77,8 @@ def choose_tiles(
 ) -> Tiles:
     """The longest tile, then the most buffers, that fit.
 
-    tile_bytes: of one token in one buffer. fixed_bytes: whatever the tile. table_len: tokens that a row can have; no tile
-    is longer than need be.
+    tile_bytes: of one token in one buffer. fixed_bytes: whatever the tile. table_len: tokens that a row can have; no
+    tile is longer than need be.
 
     Raises:
         UnsupportedOption: not even the smallest fits.
@@ -96,8 +96,8 @@ def choose_tiles(
                 return Tiles(tile_len, num_buffers, vmem_bytes)
     raise UnsupportedOption(
         f"attention backend 'pallas_tpu': {MIN_BUFFERS} buffers of {smallest} tokens of {tile_bytes} bytes and "
-        f"{fixed_bytes} bytes of state exceed the {budget} bytes of VMEM a kernel may take; shard the kv heads over more "
-        "chips, or use xla"
+        f"{fixed_bytes} bytes of state exceed the {budget} bytes of VMEM a kernel may take; shard the kv heads over "
+        "more chips, or use xla"
     )
 
 
