@@ -103,8 +103,8 @@ class EngineConfig:
     kv_dtype: of the pool; None is float32 on CPU and dtype on accelerators. A float8 pool holds K and V as they are,
         scaled by 1: half the bytes, and of a value's digits about one.
     attention_backend: "auto" picks by platform: "pallas_gpu" on a GPU of compute capability 8.0 and up,
-        "pallas_tpu" on a TPU from v4 on, elsewhere "xla". "pallas_interpret" and "pallas_tpu_interpret" run these kernels
-        on any machine, slowly, to prove them. Or a name that `register_attention_backend` was given.
+        "pallas_tpu" on a TPU from v4 on, elsewhere "xla". "pallas_interpret" and "pallas_tpu_interpret" run those
+        kernels on any machine, slowly, to prove them. Or a name that `register_attention_backend` was given.
     warmup: "full" compiles every bucket at start, "lazy" on first use.
     compile_cache_dir: folder of XLA's persistent compile cache; None is the user's cache folder, "" turns it off.
     seed: seeds the requests that bring no seed of their own, and the order of schedule_policy "random".

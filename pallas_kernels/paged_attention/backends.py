@@ -72,7 +72,7 @@ def attention_fn(name: str) -> AttentionFn:
     if name in TPU_BACKENDS:
         from radix_jax.pallas_kernels.paged_attention.tpu import paged_attention_tpu
 
-        return functools.partial(paged_attention_tpu, interpret=name == "pallas_tpu_interpret")
+        return functools.partial(paged_attention_tpu, interpret=tpu_interpretation(name))
     if name in registered_backends():
         return registered_backends()[name]
     raise ValueError(
@@ -82,11 +82,18 @@ def attention_fn(name: str) -> AttentionFn:
 
 
 def pool_width(num_kv_heads: int, head_dim: int, backend: str | AttentionFn = "auto") -> int:
-    """W of a pool for a backend: 2 * num_kv_heads * head_dim, for the TPU kernels rounded up to vectors of 128 lanes."""
+    """W of a pool for a backend: 2 * num_kv_heads * head_dim, for the TPU kernels rounded up to 128 lanes."""
     width = 2 * num_kv_heads * head_dim
     if backend == "auto":
         backend, _ = attention_backend()
     return -(-width // TPU_LANES) * TPU_LANES if backend in TPU_BACKENDS else width
+
+
+def tpu_interpretation(name: str) -> Any:
+    """pallas_call's `interpret` for one of TPU_BACKENDS."""
+    from jax.experimental.pallas import tpu as pltpu
+
+    return pltpu.InterpretParams() if name == "pallas_tpu_interpret" else False
 
 
 def call_attention_fn(name: str, fn: AttentionFn, operands: tuple[jax.Array, ...], keywords: dict[str, Any]) -> Any:
