@@ -21,6 +21,9 @@ from typing import Any
 import jax
 from jax.extend.backend import get_backend
 
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from benchmarks.gpu_attention import (
     Entry,
     Rows,
