@@ -1,8 +1,9 @@
 """Every check and timing of the GPU kernels on the GPU at hand: python -m benchmarks.gpu_check [--out FILE]
 
 Results are told on stderr as they come; standard output gets one JSON object at the end, and so does the file, after
-every section; tables of all of them come last. What fails is noted, makes the exit code 1, and the rest goes on; what no
-longer fits the time is dropped, and noted too. Programs are compiled ahead in threads while numerics are checked; nothing is timed before they are done.
+every section; tables of all of them come last. What fails is noted, makes the exit code 1, and the rest goes on; what
+no longer fits the time is dropped, and noted too. Programs are compiled ahead in threads while numerics are checked;
+nothing is timed before they are done.
 
 "us" is microseconds a call on the device, by chained calls; shares are of the copy bandwidth and of the matmul rate
 that were measured on the same device just before.
