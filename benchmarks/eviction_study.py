@@ -12,12 +12,17 @@ A page has 512 tokens, as a hash id of Mooncake's traces, so that a run takes se
 
 import argparse
 import json
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int32
+
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.prefix_trace import TraceShape, make_trace
 from benchmarks.workloads import WORKLOADS, SegmentRequest

@@ -7,10 +7,11 @@ Needs: pip install 'radix_jax[aot]'.
 
 import dataclasses
 import json
+import sys
 
 import jax
 
-from radix_jax.aot.compiling import use_cpu
+from radix_jax.aot.compiling import check_installed, use_cpu
 from radix_jax.aot.report import ModelReport, report_model
 from radix_jax.aot.shapes import MODEL_SHAPES
 from radix_jax.aot.steps import settings_of
@@ -31,6 +32,10 @@ def measure(name: str, target: str = "h200") -> ModelReport:
 def main() -> None:
     """Measure and print."""
     use_cpu()
+    try:
+        check_installed()
+    except ImportError as error:
+        sys.exit(f"error: {error}")
     reports = [dataclasses.asdict(measure(name)) | {"jax": jax.__version__} for name in MODELS]
     print(json.dumps(reports, indent=1))
 

@@ -1,8 +1,9 @@
 """Every check and timing of the GPU kernels on the GPU at hand: python -m benchmarks.gpu_check [--out FILE]
 
 Results are told on stderr as they come; standard output gets one JSON object at the end, and so does the file, after
-every section. What fails is noted and the rest goes on; what no longer fits the time is dropped, and noted too.
-Programs are compiled ahead in threads while numerics are checked; nothing is timed before they are done.
+every section; tables of all of them come last. What fails is noted, makes the exit code 1, and the rest goes on; what
+no longer fits the time is dropped, and noted too. Programs are compiled ahead in threads while numerics are checked;
+nothing is timed before they are done.
 
 "us" is microseconds a call on the device, by chained calls; shares are of the copy bandwidth and of the matmul rate
 that were measured on the same device just before.
@@ -20,6 +21,9 @@ from typing import Any
 
 import jax
 from jax.extend.backend import get_backend
+
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.gpu_attention import (
     Entry,
@@ -300,8 +304,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _finish(report: Report) -> None:
     """Print what there is and end, whatever threads still do."""
     report.save()
+    report.print_tables()
     print(json.dumps(report.as_dict()), flush=True)
-    os._exit(0)
+    os._exit(0 if report.is_right else 1)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from rich.console import Console
+from rich.table import Table
+
+_TABLE_WIDTH = 200
+
 
 @dataclass
 class Section:
@@ -102,6 +107,25 @@ class Report:
             "sections": sections,
             "seconds_s": round(time.monotonic() - self._started_s, 3),
         }
+
+    @property
+    def is_right(self) -> bool:
+        """No section ended by an error, and no comparison is off."""
+        rows = [row for section in self.sections.values() for row in section.rows]
+        return all(section.error is None for section in self.sections.values()) and all(
+            row["ok"] == row.get("cases", True) for row in rows if "ok" in row
+        )
+
+    def print_tables(self) -> None:
+        """The rows of each section, in columns."""
+        console = Console(file=self._table, width=_TABLE_WIDTH)
+        for name, section in self.sections.items():
+            columns = list(dict.fromkeys(key for row in section.rows for key in row))
+            table = Table(*columns, title=name)
+            for row in section.rows:
+                table.add_row(*(_short(row[key]) if key in row else "" for key in columns))
+            if columns:
+                console.print(table)
 
     def save(self) -> None:
         """Rewrite the file, if there is one. Nobody ever sees half of it."""

@@ -9,6 +9,7 @@ releases of jax; a release's are written anew by:
 import argparse
 import functools
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
-from radix_jax.aot.compiling import compile_for, use_cpu
+from radix_jax.aot.compiling import check_installed, compile_for, use_cpu
 from radix_jax.aot.kernel_report import KernelReport
 from radix_jax.aot.targets import Target, target_of
 from radix_jax.pallas_kernels.paged_attention import paged_attention, write_kv
@@ -178,6 +179,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", action="append", help="h200, h100, a100, l4 or rtx4090; may be repeated")
     args = parser.parse_args(argv)
     use_cpu()
+    try:
+        check_installed()
+    except ImportError as error:
+        sys.exit(f"error: {error}")
     wanted = [target_of(name) for name in args.target or ["h200"]]
     rows = [row for target in wanted for shape in SHAPES if supported(target, shape) for row in measure(target, shape)]
     if args.record:

@@ -15,9 +15,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import radix_jax
+
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from benchmarks.random_weights import random_params
 from benchmarks.workloads import WORKLOADS, SegmentRequest, waves
 from radix_jax import Engine, EngineConfig, SamplingParams

@@ -21,6 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from benchmarks.prefix_trace import TraceShape, make_trace
 from benchmarks.sglang_trees import load_sglang, sglang_version
 from benchmarks.token_trie import TrieComparison, compare_with_trie

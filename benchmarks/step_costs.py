@@ -6,11 +6,16 @@ the linear cost model of the replay to them. Prints the options that give a repl
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
+
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.offline import MAX_MODEL_LEN, MODEL, POOL_TOKENS, run_waves
 from benchmarks.workloads import WORKLOADS

@@ -8,8 +8,10 @@ assert report.passed, report.as_text()
 import dataclasses
 import fnmatch
 import functools
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -188,7 +190,8 @@ def run_case(name: str, fn: AttentionFn, case: OracleCase, pool_pages: int | Non
     except NotImplementedError as error:
         return CaseResult(case.name, "not supported", None, allowed, _one_line(error))
     except (Exception, SystemExit) as error:  # whatever a foreign kernel may raise is its result
-        return CaseResult(case.name, "raised", None, allowed, f"{type(error).__name__}: {_one_line(error)}")
+        message = f"{type(error).__name__}: {_one_line(error)}{_place(fn, error)}"
+        return CaseResult(case.name, "raised", None, allowed, message)
     out, lse = given if case.return_lse else (given, None)
     right_out, right_lse = expected(case, rows)
     faults = [_largest_error("out", np.asarray(out, np.float64), right_out, rows)]
@@ -197,6 +200,15 @@ def run_case(name: str, fn: AttentionFn, case: OracleCase, pool_pages: int | Non
     error, where = max(faults, key=lambda fault: fault[0])
     status: Status = "ok" if error <= allowed else "wrong"
     return CaseResult(case.name, status, error, allowed, "" if status == "ok" else where)
+
+
+def _place(fn: AttentionFn, error: BaseException) -> str:
+    """Where in the file of a kernel its error comes from; "" where that can't be told."""
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return ""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == code.co_filename]
+    return f" ({Path(code.co_filename).name}:{own[-1].lineno})" if own else ""
 
 
 def _call(name: str, fn: AttentionFn, case: OracleCase, rows: PagedRows, pool_pages: int | None) -> Any:

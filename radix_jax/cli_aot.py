@@ -74,6 +74,9 @@ def aot(
 
 
 def _print_report(report: "ModelReport", memory_bytes: int) -> None:
+    from radix_jax.aot.report import JAX_MEMORY_FRACTION
+    from radix_jax.runner.resolve import DEFAULT_MEMORY_FRACTION
+
     console = Console() if sys.stdout.isatty() else Console(width=_TABLE_WIDTH)
     title = (
         f"{report.model} on {report.target}, {report.settings.dtype}, attention by {report.settings.attention_backend}"
@@ -116,7 +119,8 @@ def _print_report(report: "ModelReport", memory_bytes: int) -> None:
     console.print(kernels)
     step = report.steps[0]
     console.print(
-        f"{memory_bytes / 1e9:.1f} GB: weights {step.weights_bytes / 1e9:.2f} GB, pool of {report.num_pages:,} pages, "
-        f"{step.pool_bytes / 1e9:.2f} GB: {report.kv_tokens:,} tokens, {report.num_requests:,} requests of "
-        f"{report.settings.max_model_len:,}"
+        f"{memory_bytes / 1e9:.1f} GB, of which jax takes {JAX_MEMORY_FRACTION:.0%}: weights "
+        f"{step.weights_bytes / 1e9:.2f} GB, pool of {report.num_pages:,} pages, {step.pool_bytes / 1e9:.2f} GB, "
+        f"{DEFAULT_MEMORY_FRACTION:.0%} of what is left at most: {report.kv_tokens:,} tokens, {report.num_requests:,} "
+        f"requests of {report.settings.max_model_len:,}"
     )

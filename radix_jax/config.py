@@ -104,7 +104,7 @@ class EngineConfig:
         scaled by 1: half the bytes, and of a value's digits about one.
     attention_backend: "auto" picks by platform: "pallas_gpu" on a GPU of compute capability 8.0 and up,
         "pallas_tpu" on a TPU from v4 on, elsewhere "xla". "pallas_interpret" and "pallas_tpu_interpret" run those
-        kernels on any machine, slowly, to prove them. Or a name that `register_attention_backend` was given.
+        kernels on any machine, slowly, to prove them. In Python also a name that `register_attention_backend` was given.
     warmup: "full" compiles every bucket at start, "lazy" on first use.
     compile_cache_dir: folder of XLA's persistent compile cache; None is the user's cache folder, "" turns it off.
     seed: seeds the requests that bring no seed of their own, and the order of schedule_policy "random".
@@ -162,7 +162,11 @@ class EngineConfig:
         _check_choice("dtype", self.dtype, (None, *get_args(Dtype)))
         _check_choice("kv_dtype", self.kv_dtype, (None, *get_args(KVDtype)))
         _check_choice("warmup", self.warmup, get_args(Warmup))
-        _check_choice("attention_backend", self.attention_backend, backend_names())
+        if self.attention_backend not in backend_names():
+            raise ValueError(
+                f"attention_backend={self.attention_backend!r} is not one of {', '.join(map(repr, backend_names()))}; "
+                "register_attention_backend makes it one"
+            )
         if not callable(self.schedule_policy):
             _check_choice("schedule_policy", self.schedule_policy, SCHEDULE_POLICIES)
         if not callable(self.eviction_policy):

@@ -24,6 +24,11 @@ from radix_jax.pallas_kernels.paged_attention.backends import attention_fn
 from radix_jax.pallas_kernels.paged_attention.oracle_grid import GRID, case_inputs
 
 
+def all_lanes(q: Any, kv_pages: Any, *rows: Any, page_offset: Any, scale: float) -> Any:
+    """A function that takes all lanes for heads, and computes nothing."""
+    return q + 0 * kv_pages.reshape(*kv_pages.shape[:2], -1, 2 * q.shape[2])[0, 0, 0, 0]
+
+
 def dense_attention(
     q: Any,
     kv_pages: Any,
@@ -203,7 +208,10 @@ def test_what_a_kernel_raises_is_its_result() -> None:
         return q[1:]
 
     report = check_kernel(broken, cases="one-token")
-    assert (report.cases[0].status, report.cases[0].message) == ("raised", "ZeroDivisionError: ZeroDivisionError")
+    assert (report.cases[0].status, report.cases[0].message) == (
+        "raised",
+        f"ZeroDivisionError: ZeroDivisionError (test_check_kernel.py:{broken.__code__.co_firstlineno + 1})",
+    )
     assert not report.passed
     report = check_kernel(short, cases="one-token")
     assert report.cases[0].status == "raised"
@@ -344,3 +352,9 @@ def test_the_example_of_the_docs_runs_in_an_engine(capsys: pytest.CaptureFixture
     ids = [engine.add_request(prompt, greedy(4)) for prompt in prompts]
     outputs = finish(engine)
     assert [outputs[i].outputs[0].token_ids for i in ids] == [dense_greedy(prompt, 4) for prompt in prompts]
+
+
+def test_a_function_without_num_kv_heads_is_not_given_a_rounded_width() -> None:
+    result = run_case("mine", all_lanes, next(case for case in GRID if case.name == "mixed-rounded-width"))
+    assert result.status == "not supported"
+    assert "takes no num_kv_heads, and here it is 3" in result.message

@@ -106,7 +106,13 @@ def call_attention_fn(name: str, fn: AttentionFn, operands: tuple[jax.Array, ...
         ValueError: `fn` gives something else than the contract's shapes and dtypes.
     """
     q, kv_pages = operands[:2]
-    defaults = {**DEFAULTS, "num_kv_heads": kv_pages.shape[2] // (2 * q.shape[2]), "max_q_len": keywords["max_q_len"]}
+    # Without num_kv_heads a function takes all lanes for heads.
+    num_kv_heads, spare_lanes = divmod(kv_pages.shape[2], 2 * q.shape[2])
+    defaults = {
+        **DEFAULTS,
+        "num_kv_heads": None if spare_lanes else num_kv_heads,
+        "max_q_len": keywords["max_q_len"],
+    }
     takes = _keyword_test(fn)
     given = {}
     for keyword, value in keywords.items():

@@ -111,6 +111,7 @@ def _grid() -> Iterator[OracleCase]:
     for window in (1, 16, 50):
         yield OracleCase(f"decode-window-{window}", DECODE, decode=True, sliding_window=window)
         yield OracleCase(f"cached-prefix-window-{window}", CACHED, sliding_window=window)
+    yield OracleCase("mixed-window-20", MIXED, sliding_window=20)
     yield OracleCase("mixed-window-longer-than-rows", MIXED, sliding_window=1000)
     yield OracleCase("decode-soft-cap", DECODE, decode=True, logit_soft_cap=2.0)
     yield OracleCase("decode-high-soft-cap", DECODE, decode=True, logit_soft_cap=1e6)

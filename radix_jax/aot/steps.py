@@ -61,11 +61,15 @@ def settings_of(config: EngineConfig, model: Any) -> StepSettings:
     """An engine's settings on a GPU that has the kernels: bfloat16, and the model's own context, unless told otherwise.
 
     Raises:
-        ValueError: max_model_len that the model does not have.
+        ValueError: max_model_len that the model does not have, or a backend that no GPU runs.
     """
     longest = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ValueError(f"max_model_len={config.max_model_len} exceeds the {longest} positions of the model; lower it")
+    if config.attention_backend == "pallas_interpret":
+        raise ValueError(
+            "attention_backend='pallas_interpret' interprets the kernels on the host; give pallas_gpu, xla or auto"
+        )
     dtype = config.dtype or "bfloat16"
     return StepSettings(
         page_size=config.page_size,

@@ -108,15 +108,19 @@ class WaitingQueue:
 
     def remove(self, request_id: str) -> None:
         """Take a request out; allowed while `in_order` runs."""
-        entry = self._entries.pop(request_id)
+        entry = self._entries[request_id]
         if not self._pass_runs:
             self._ranked_at = None if self._policy.rule is None else self._ranked_at
-        elif self._policy.rule is None and entry.match is not None:
-            self._left.append(Hanging(entry.match.peek, entry.state.request.arrival, -1))
+        elif self._policy.rule is None and entry.match is not None and self._matches is not None:
+            self._unrank_matches(self._matches.refresh_losses())
+            if entry.rank is None:  # the weights do not count it yet
+                self._ranked_at = None
+            self._left.append(Hanging(self._matches.follow(entry.match), entry.state.request.arrival, -1))
         if self._matches is not None:
             self._matches.forget(request_id)
         self._unrank([entry])
         del self._unranked[request_id]
+        del self._entries[request_id]
 
     def clear(self) -> None:
         """Take every request out, and forget who computes."""
@@ -127,6 +131,7 @@ class WaitingQueue:
         self._ranked: list[_Rank] = []
         self._unranked: dict[str, WaitingEntry] = {}
         self._left: list[Hanging] = []  # of dfs-weight: who left during the pass that runs
+        self._epoch_of_left = 0
         self._pass_runs = False
         self._ranked_at: object = None
         self._num_changes = 0
@@ -251,6 +256,8 @@ class WaitingQueue:
         """Put every request where it belongs now. What a rule of one's own raises leaves the rest still to be put."""
         if self._matches is not None:
             self._unrank_matches(self._matches.refresh_losses())
+            if self._left and self._epoch_of_left != self._matches.epoch:
+                self._forget_evicted_left(self._matches.epoch)
         policy, context = self._policy, self._context
         ranked_at = (
             policy.reads_passes and self._num_passes,
@@ -306,12 +313,20 @@ class WaitingQueue:
         self._ranked.clear()
         self._num_changes += 1
 
+    def _forget_evicted_left(self, epoch: int) -> None:
+        """Who left counts for the weights only as long as its prefix is there, though the same tokens may come back."""
+        kept = [each._replace(peek=peek) for each in self._left if (peek := each.peek.followed()) is not None]
+        if len(kept) < len(self._left):
+            self._ranked_at = None
+        self._left, self._epoch_of_left = kept, epoch
+
     def _depth_first_keys(self) -> dict[int, int]:
         """Each entry's place in the order of dfs-weight, by its sequence number; none where nothing is shared."""
         matches = self._matches
         if matches is None:
             return {}
         left = [each._replace(peek=peek) for each in self._left if (peek := each.peek.followed()) is not None]
+        assert len(left) == len(self._left), "those whose prefix was evicted are forgotten before"
         waiting = [
             Hanging(matches.follow(entry.match), entry.state.request.arrival, entry.sequence)
             for entry in self._entries.values()

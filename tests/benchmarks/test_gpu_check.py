@@ -164,7 +164,8 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 
 def test_a_section_that_raises_is_noted_and_the_next_one_runs(tmp_path: Path) -> None:
-    report = Report(10.0, out=tmp_path / "check.json", table=io.StringIO())
+    lines = io.StringIO()
+    report = Report(10.0, out=tmp_path / "check.json", table=lines)
     with report.section("bad", 1.0):
         report.row(half=1)
         raise RuntimeError("no such thing")
@@ -175,6 +176,13 @@ def test_a_section_that_raises_is_noted_and_the_next_one_runs(tmp_path: Path) ->
     assert kept["bad"]["rows"] == [{"half": 1}]
     assert kept["good"]["rows"] == [{"whole": 2}]
     assert [path.name for path in tmp_path.iterdir()] == ["check.json"]
+    assert not report.is_right
+    lines.truncate(0)
+    report.print_tables()
+    assert [line.split() for line in lines.getvalue().splitlines() if "half" in line or "whole" in line] == [
+        ["┃", "half", "┃"],
+        ["┃", "whole", "┃"],
+    ]
 
 
 def test_out_of_time_everything_is_dropped_by_name() -> None:
@@ -199,6 +207,7 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         gpu_numerics.check_whole_shapes(report, sizes, gpu_check.make_pool(sizes, 512))
     rows = report.as_dict()["sections"]["whole shapes"]["rows"]
     assert [row["ok"] for row in rows] == [False]
+    assert not report.is_right
 
 
 def test_chained_calls_are_counted_and_fed_on() -> None:

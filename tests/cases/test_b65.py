@@ -11,11 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jaxlib.mlir import ir
-from jaxlib.triton import dialect
+from triton_code import lowered, triton_code
 
-from radix_jax.aot.compiling import _abstract_device
-from radix_jax.aot.targets import target_of
 from radix_jax.functional import MAX_SLOTS, init_kv
 from radix_jax.models.llama import LlamaConfig
 from radix_jax.pallas_kernels import paged_attention, write_kv
@@ -24,12 +21,6 @@ PAGE_SIZE, NUM_KV_HEADS, NUM_HEADS, HEAD_DIM, NUM_ROWS = 64, 8, 32, 128, 2
 WIDTH = 2 * NUM_KV_HEADS * HEAD_DIM
 LARGE, SMALL = 40_000, 100
 Shape = jax.ShapeDtypeStruct
-
-
-def lowered(fn: Callable[..., Any], *shapes: Shape) -> jax.stages.Lowered:
-    """Of an H200 that is not there."""
-    with _abstract_device(target_of("h200")):
-        return jax.jit(fn).trace(*shapes).lower(lowering_platforms=("cuda",))
 
 
 def attend(max_q_len: int) -> Callable[[int, Any], jax.stages.Lowered]:
@@ -52,26 +43,6 @@ def write(num_pages: int, dtype: Any) -> jax.stages.Lowered:
     pool = Shape((num_pages, PAGE_SIZE, WIDTH), dtype)
     new = Shape((NUM_ROWS, NUM_KV_HEADS, HEAD_DIM), jnp.bfloat16)
     return lowered(fn, pool, new, new, Shape((NUM_ROWS,), jnp.int32))
-
-
-def triton_code(program: jax.stages.Lowered) -> dict[str, str]:
-    """The code of each Triton kernel in a program, by the kernel's name."""
-    calls: list[ir.DictAttr] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == "stablehlo.custom_call" and "mhlo.backend_config" in op.attributes:
-            calls.append(ir.DictAttr(op.attributes["mhlo.backend_config"]))
-        return ir.WalkResult.ADVANCE
-
-    program.compiler_ir().operation.walk(visit)
-    found = {}
-    for call in calls:
-        with ir.Context() as context:
-            dialect.register_dialect(context)
-            context.load_all_available_dialects()
-            module = ir.Module.parse(ir.StringAttr(call["ir"]).value_bytes)
-            found[ir.StringAttr(call["name"]).value] = str(module)
-    return found
 
 
 def pool_offsets(code: str) -> Iterator[list[str]]:
@@ -116,6 +87,15 @@ def test_offsets_into_a_large_pool_have_64_bits(kernel: str, dtype: str) -> None
         products = [maker for maker in offset if maker.startswith("arith.muli")]
         assert products
         assert all(product.endswith("i64>") for product in products)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_page_ids_and_slots_are_read_under_a_mask(kernel: str) -> None:
+    """Tiles reach past the page table's end, and an interpreted kernel that reads there is not seen."""
+    lower, _ = KERNELS[kernel]
+    loads = re.findall(r"tt\.load (.*) : tensor<\d+x!tt\.ptr<i32>>", triton_code(lower(SMALL, "bfloat16"))[kernel])
+    assert len(loads) >= 1
+    assert all(len(load.split(", ")) == 3 for load in loads), "pointers, mask, what stands for the rest"
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

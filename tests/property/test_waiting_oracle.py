@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from radix_jax.cache.page_pool import PagePool
@@ -287,6 +287,9 @@ class Walk:
 
 @pytest.mark.parametrize("policy", [*SCHEDULE_POLICIES, shortest_match_first])
 @given(seed=st.integers(0, 2**32 - 1), page_size=st.sampled_from((1, 2)))
+@example(seed=1238421, page_size=2)  # a prefix of one who left is evicted and comes back between two yields
+@example(seed=1238584, page_size=1)  # one leaves whose prefix did so before
+@example(seed=1239010, page_size=1)  # one comes and leaves between two yields
 @settings(max_examples=6)
 def test_the_queue_is_the_sorted_list(policy: str | Callable[[QueueView], Any], seed: int, page_size: int) -> None:
     Walk(policy, page_size, seed).go(200)
