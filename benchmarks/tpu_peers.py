@@ -23,10 +23,10 @@ JAX_HEADS = ((32, 8, 128), (9, 3, 64))
 JAX_PAGE_SIZES = (16, 128)
 # The most VMEM that its callers give it; what it takes of that is in the figures.
 _RAGGED_VMEM_BYTES = 100 * 2**20
-# Its own choice where it is not told, but on v4.
-RAGGED_BLOCK_LEN = 2048
-RAGGED_DECODE_ROWS = 32
-RAGGED_MIXED_ROWS = 128
+# (tokens of K and V, query tokens) of a block: of decode its own choice where it is not told; of chunks the largest that
+# compiles in minutes.
+RAGGED_DECODE_BLOCK = (2048, 32)
+RAGGED_MIXED_BLOCK = (512, 128)
 PAGED_BLOCK_LEN = 512
 
 
@@ -102,7 +102,7 @@ def kernels_of(
 
 def _jax_kernels(kind: str, shape: Shape) -> Iterator[Measured]:
     heads = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
-    if heads not in JAX_HEADS or shape.page_size not in JAX_PAGE_SIZES:
+    if heads not in JAX_HEADS or shape.page_size not in JAX_PAGE_SIZES or shape.kv_dtype != shape.dtype:
         return
     if kind == "decode":
         yield Measured(
@@ -115,15 +115,15 @@ def _jax_kernels(kind: str, shape: Shape) -> Iterator[Measured]:
             passes=shape.num_kv_heads,
             runs_around=(shape.num_kv_heads,),
         )
-    block = RAGGED_DECODE_ROWS if kind == "decode" else RAGGED_MIXED_ROWS
-    blocks = shape.max_q_len / block
+    block = RAGGED_DECODE_BLOCK if kind == "decode" else RAGGED_MIXED_BLOCK
+    blocks = shape.max_q_len / block[1]
     yield Measured(
         "jax.experimental.pallas.ops.tpu.ragged_paged_attention",
         kind,
         shape,
-        functools.partial(ragged, rows_per_block=block),
+        functools.partial(ragged, block=block),
         ragged_args(shape),
-        block_len=RAGGED_BLOCK_LEN,
+        block_len=block[0],
         passes=max(1.0, blocks),
         runs_around=(max(1.0, blocks), blocks),
     )
@@ -180,9 +180,9 @@ def ragged_args(shape: Shape) -> tuple[Any, ...]:
 
 
 def ragged(
-    q: Any, pages: Any, kv_lens: Any, page_table: Any, cu_q_lens: Any, num_rows: Any, *, rows_per_block: int
+    q: Any, pages: Any, kv_lens: Any, page_table: Any, cu_q_lens: Any, num_rows: Any, *, block: tuple[int, int]
 ) -> jax.Array:
-    """jax's ragged_paged_attention, in blocks of RAGGED_BLOCK_LEN tokens of K and V."""
+    """jax's ragged_paged_attention, in blocks of (tokens of K and V, query tokens)."""
     return jax_ragged(
         q,
         pages,
@@ -191,8 +191,8 @@ def ragged(
         cu_q_lens,
         num_rows,
         sm_scale=q.shape[-1] ** -0.5,
-        num_kv_pages_per_block=max(1, RAGGED_BLOCK_LEN // pages.shape[1]),
-        num_queries_per_block=rows_per_block,
+        num_kv_pages_per_block=max(1, block[0] // pages.shape[1]),
+        num_queries_per_block=block[1],
         vmem_limit_bytes=_RAGGED_VMEM_BYTES,
     )
 

@@ -175,7 +175,7 @@ def _copied_len(target: TpuTarget, kernel: Measured, program: Program, main: int
     shape = kernel.shape
     token_bytes = 2 * shape.num_kv_heads * shape.head_dim * jax.numpy.dtype(shape.kv_dtype).itemsize
     copied = program.steady(main, lambda inner: 1).copied_granules * target.granule_bytes
-    return copied * kernel.passes // token_bytes or None
+    return int(copied * kernel.passes) // token_bytes or None
 
 
 def _outside(kernel: Measured, program: Program, main: int) -> tuple[float, float]:
