@@ -1,5 +1,6 @@
 """One item of the decode kernel: a KV tile of one row, all kv heads."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +22,13 @@ from radix_jax.pallas_kernels.paged_attention.tpu_copies import (
 )
 from radix_jax.pallas_kernels.paged_attention.tpu_heads import LANES, SUBLANES, HeadLayout, Slab, Window
 from radix_jax.pallas_kernels.paged_attention.tpu_steps import NUM_COPY_STEPS, decode_steps
-from radix_jax.pallas_kernels.paged_attention.tpu_tiles import Tiles, write_group
+from radix_jax.pallas_kernels.paged_attention.tpu_tiles import (
+    Tiles,
+    TpuChip,
+    choose_tiles,
+    vmem_array_bytes,
+    write_group,
+)
 from radix_jax.pallas_kernels.paged_attention.tpu_work import FIRST_BIT, ROW_SHIFT, TILE_MASK
 
 LN_2 = 0.6931471805599453
@@ -43,7 +50,7 @@ class DecodeSpec:
     layout: HeadLayout
     page_size: int
     table_width: int
-    tiles: Tiles
+    chip: TpuChip
     pool_dtype: Any
     compute_dtype: Any
     out_dtype: Any
@@ -51,6 +58,31 @@ class DecodeSpec:
     score_cap: float | None
     writes: bool
     return_lse: bool
+
+    @functools.cached_property
+    def tiles(self) -> Tiles:
+        """Chosen for the shape and the chip."""
+        return choose_tiles(
+            self.chip,
+            tile_bytes=self.layout.width * self.pool_dtype.itemsize,
+            fixed_bytes=sum(vmem_array_bytes(*array) for array in self.vmem_arrays),
+            table_len=self.table_width * self.page_size,
+        )
+
+    @property
+    def vmem_arrays(self) -> list[tuple[tuple[int, ...], Any]]:
+        """Shape and dtype of what is in VMEM beside the tiles: records, results, new tile rows, running softmax."""
+        layout, f32 = self.layout, jnp.dtype(jnp.float32)
+        state = (layout.num_rows, LANES)
+        return [
+            ((NUM_RECORDS, self.record_rows, LANES), f32),
+            ((NUM_RESULTS, layout.num_rows, layout.out_width), self.out_dtype),
+            ((NUM_RESULTS, *(state if self.return_lse else (SUBLANES, LANES))), f32),
+            ((NUM_RESULTS, write_group(self.pool_dtype), layout.width if self.writes else LANES), self.pool_dtype),
+            (state, f32),
+            (state, f32),
+            ((layout.num_rows, layout.out_width), f32),
+        ]
 
     @property
     def shape(self) -> TileShape:
@@ -241,7 +273,7 @@ class ItemParts:
         row = jax.lax.broadcasted_iota(jnp.int32, parts[0].shape, 0)
         chosen = parts[0]
         for index, part in enumerate(parts[1:], start=1):
-            chosen = jnp.where(row < index * self.spec.layout.group_rows, chosen, part)
+            chosen = jnp.where(row < index * self.spec.layout.group_size, chosen, part)
         return chosen
 
     def softmax(self, index: int) -> None:

@@ -19,7 +19,8 @@ Step = tuple[str, int]
 _FOUR_SLABS = (
     "scores_low 1, scores_low 0, scores_high 0, scores_high 1, copies 3, copies 0, record 0, scores_low 2, softmax 0, "
     "copies 2, scores_low 3, scores_high 2, scores_high 3, copies 1, values_low 0, values_high 0, softmax 1, "
-    "values_low 1, softmax 2, values_high 1, write 0, values_low 2, softmax 3, values_high 2, values_low 3, values_high 3"
+    "values_low 1, softmax 2, values_high 1, write 0, values_low 2, softmax 3, values_high 2, values_low 3, "
+    "values_high 3"
 )
 
 

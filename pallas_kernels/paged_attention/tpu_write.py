@@ -1,8 +1,8 @@
 """Write new keys and values into the pool on a TPU, in groups of the rows of one tile.
 
-A tile of HBM is 8 rows of lanes (float8: 32) and nothing smaller is written. New tokens come in runs, which are tokens one
-after the other whose slots are so too and lie in one group. A group of which a run has all rows is written, another is
-read, merged and written. Where two runs of neighbouring blocks meet in a group, which an engine's steps do not bring
+A tile of HBM is 8 rows of lanes (float8: 32) and nothing smaller is written. New tokens come in runs, which are tokens
+one after the other whose slots are so too and lie in one group. A group of which a run has all rows is written, another
+is read, merged and written. Where two runs of neighbouring blocks meet in a group, which an engine's steps do not bring
 about, they are done one after the other.
 
 Everything moves as 32-bit words: new tokens come as rows of words that hold their element in every part, so that a row
@@ -189,8 +189,11 @@ def call_write_kernel(
 
 
 class _Refs(NamedTuple):
-    """What the kernel reads and writes. rows: new tokens of two blocks; groups: of each run of two blocks; arrived, read,
-    written: semaphores of those; num_written: groups of each of the two blocks that are on their way."""
+    """What the kernel reads and writes.
+
+    rows: new tokens of two blocks. groups: of each run of two blocks. arrived, read, written: semaphores of those.
+    num_written: groups of each of the two blocks that are on their way.
+    """
 
     runs: Runs
     page_offset: Scalar
