@@ -1,0 +1,407 @@
+"""One item of the decode kernel: a KV tile of one row, all kv heads."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Float32
+
+from radix_jax.pallas_kernels.paged_attention.tpu_copies import (
+    Index,
+    Ref,
+    Scalar,
+    TileBuffers,
+    TileShape,
+    start_copies,
+    wait_for,
+    words_below,
+)
+from radix_jax.pallas_kernels.paged_attention.tpu_heads import LANES, SUBLANES, HeadLayout, Slab, Window
+from radix_jax.pallas_kernels.paged_attention.tpu_steps import NUM_COPY_STEPS, decode_steps
+from radix_jax.pallas_kernels.paged_attention.tpu_tiles import (
+    Tiles,
+    TpuChip,
+    choose_tiles,
+    vmem_array_bytes,
+    write_group,
+)
+from radix_jax.pallas_kernels.paged_attention.tpu_work import FIRST_BIT, ROW_SHIFT, TILE_MASK
+
+LN_2 = 0.6931471805599453
+# Stands for minus infinity: exp2(x - NEG) is 0 and NEG - NEG is 0, where infinities would give NaN.
+NEG = -1e30
+# Rows whose results are in VMEM at a time: one is made, the other on its way to HBM.
+NUM_RESULTS = 2
+# Rows whose records are: as many as there are buffers, at the most, where each row has one tile.
+NUM_RECORDS = 4
+
+
+@dataclass(frozen=True)
+class DecodeSpec:
+    """What the kernel is compiled for.
+
+    score_cap: c of c * tanh(scores), in base 2 as the scores are, which q is scaled for; None: no cap.
+    """
+
+    layout: HeadLayout
+    page_size: int
+    table_width: int
+    chip: TpuChip
+    pool_dtype: Any
+    compute_dtype: Any
+    out_dtype: Any
+    sliding_window: int | None
+    score_cap: float | None
+    writes: bool
+    return_lse: bool
+
+    @functools.cached_property
+    def tiles(self) -> Tiles:
+        """Chosen for the shape and the chip."""
+        return choose_tiles(
+            self.chip,
+            tile_bytes=self.layout.width * self.pool_dtype.itemsize,
+            fixed_bytes=sum(vmem_array_bytes(*array) for array in self.vmem_arrays),
+            table_len=self.table_width * self.page_size,
+        )
+
+    @property
+    def vmem_arrays(self) -> list[tuple[tuple[int, ...], Any]]:
+        """Shape and dtype of what is in VMEM beside the tiles: records, results, new tile rows, running softmax."""
+        layout, f32 = self.layout, jnp.dtype(jnp.float32)
+        state = (layout.num_rows, LANES)
+        return [
+            ((NUM_RECORDS, self.record_rows, LANES), f32),
+            ((NUM_RESULTS, layout.num_rows, layout.out_width), self.out_dtype),
+            ((NUM_RESULTS, *(state if self.return_lse else (SUBLANES, LANES))), f32),
+            ((NUM_RESULTS, write_group(self.pool_dtype), layout.width if self.writes else LANES), self.pool_dtype),
+            (state, f32),
+            (state, f32),
+            ((layout.num_rows, layout.out_width), f32),
+        ]
+
+    @property
+    def shape(self) -> TileShape:
+        """Of a KV tile."""
+        return TileShape(self.page_size, self.tiles.tile_len)
+
+    @property
+    def chunks(self) -> range:
+        """Of a tile, 128 tokens each: what one vector register of scores covers."""
+        return range(self.tiles.tile_len // LANES)
+
+    @property
+    def new_row(self) -> int:
+        """Of a record, where the new token's lanes begin."""
+        return self.layout.num_rows * self.layout.q_width // LANES
+
+    @property
+    def words_row(self) -> int:
+        """Of a record, where the words of the new token begin."""
+        return self.new_row + (0 if words_follow(self.pool_dtype) else self.layout.width // LANES)
+
+    @property
+    def record_rows(self) -> int:
+        """Of a record, in whole tiles."""
+        rows = self.words_row + self.layout.width // LANES if self.writes else self.new_row
+        return -(-rows // SUBLANES) * SUBLANES
+
+
+def words_follow(dtype: Any) -> bool:
+    """Whether the words of a pool of `dtype` follow from its values in float32."""
+    return jnp.dtype(dtype) in (jnp.float32, jnp.bfloat16)
+
+
+class Refs(NamedTuple):
+    """What the kernel reads and writes; see `scratch_shapes` for those in VMEM."""
+
+    items: Ref
+    kv_lens: Ref
+    row_ids: Ref
+    tokens: Ref
+    records: Ref
+    out: Ref
+    lse: Ref
+    tiles: TileBuffers
+    done: Ref
+    record: Ref
+    out_rows: Ref
+    lse_rows: Ref
+    new_rows: Ref
+    top: Ref
+    total: Ref
+    values: Ref
+
+
+class Item(NamedTuple):
+    """An item of the work list. row: among rows with work. num_tokens: from the tile's first to the row's end."""
+
+    row: Scalar
+    tile: Scalar
+    is_first: Scalar
+    num_tokens: Scalar
+
+    @property
+    def record(self) -> Scalar:
+        """Where the row's record lies in VMEM."""
+        return jax.lax.bitwise_and(self.row, NUM_RECORDS - 1)
+
+    @property
+    def result(self) -> Scalar:
+        """Where its results do."""
+        return jax.lax.bitwise_and(self.row, NUM_RESULTS - 1)
+
+
+def read_item(spec: DecodeSpec, refs: Refs, index: Index) -> Item:
+    """An item, or one without tokens behind the last."""
+    word = refs.items[index]
+    row, tile = jax.lax.shift_right_logical(word, ROW_SHIFT), jax.lax.bitwise_and(word, TILE_MASK)
+    return Item(row, tile, jax.lax.bitwise_and(word, FIRST_BIT), refs.kv_lens[row] - tile * spec.tiles.tile_len)
+
+
+def num_live(spec: DecodeSpec, item: Item) -> Scalar:
+    """Rows of an item's tile that the row's tokens in the pool fill; the new token is not yet among them."""
+    return jnp.minimum(item.num_tokens - 1 if spec.writes else item.num_tokens, spec.tiles.tile_len)
+
+
+def num_copied(spec: DecodeSpec, item: Item) -> Scalar:
+    """Rows of an item's tile that are copied."""
+    return spec.shape.copies_for(item.num_tokens) * spec.shape.copy_len
+
+
+def start_record(refs: Refs, item: Item, slot: Index) -> None:
+    """Start the copy of a row's record, with its first item."""
+    copy = pltpu.make_async_copy(
+        refs.records.at[refs.tokens[item.row]], refs.record.at[item.record], refs.tiles.semaphores.at[slot]
+    )
+    pl.when((item.is_first != 0) & (item.num_tokens > 0))(copy.start)
+
+
+def start_tile(spec: DecodeSpec, refs: Refs, item: Item, slot: Index, which: range) -> None:
+    """Start those copies of an item's tile that are in `which`."""
+    table_row = refs.row_ids[item.row] * spec.table_width
+    num = spec.shape.copies_for(item.num_tokens)
+    start_copies(spec.shape, refs.tiles, slot, table_row, item.tile, num, which)
+
+
+def wait_for_results(spec: DecodeSpec, refs: Refs, row: Scalar) -> None:
+    """Until what the last row in a row's slot gave is in HBM."""
+    slot = jax.lax.bitwise_and(row, NUM_RESULTS - 1)
+    wait_for(refs.out_rows.at[slot], refs.done.at[slot])
+    if spec.return_lse:
+        wait_for(refs.lse_rows.at[slot], refs.done.at[slot])
+    if spec.writes:
+        wait_for(refs.new_rows.at[slot], refs.done.at[slot])
+
+
+class ItemParts:
+    """The computation of one item, part by part. The parts of a slab are far from each other in the code."""
+
+    def __init__(self, spec: DecodeSpec, refs: Refs, index: Scalar, slot: Scalar, item: Item) -> None:
+        self.spec, self.refs, self.item, self.slot = spec, refs, item, slot
+        self.live = num_live(spec, item)
+        self.is_first = item.is_first != 0
+        self.seen_from = None
+        if spec.sliding_window is not None:
+            self.seen_from = item.num_tokens - spec.sliding_window
+        ahead = spec.tiles.num_buffers - 1
+        self.ahead_item = read_item(spec, refs, index + ahead)
+        self.ahead_slot = jnp.where(slot == 0, ahead, slot - 1)
+        self.scores: dict[tuple[int, int], list[jax.Array]] = {}
+        self.weights: dict[int, tuple[jax.Array, jax.Array]] = {}
+        self.sums: dict[int, list[jax.Array]] = {}
+
+    def run(self) -> None:
+        """All parts, and the results on their way where the item is the row's last."""
+        self.refs.tiles.dirty[self.slot] = self.live
+        for part, index in decode_steps(len(self.spec.layout.slabs)):
+            getattr(self, part)(index)
+        pl.when(self.item.num_tokens <= self.spec.tiles.tile_len)(self._start_results)
+
+    def copies(self, index: int) -> None:
+        """A share of the copies of the tile that is next to be fetched."""
+        num = self.spec.shape.num_copies
+        which = range(num * index // NUM_COPY_STEPS, num * (index + 1) // NUM_COPY_STEPS)
+        start_tile(self.spec, self.refs, self.ahead_item, self.ahead_slot, which)
+
+    def record(self, _: int) -> None:
+        """The copy of the record of the row that begins next."""
+        start_record(self.refs, self.ahead_item, self.ahead_slot)
+
+    def scores_low(self, index: int) -> None:
+        """The scores of a slab, in the first half of the tile."""
+        chunks = self.spec.chunks
+        self.scores[index, 0] = [self._score(self.spec.layout.slabs[index], c) for c in chunks[: len(chunks) // 2]]
+
+    def scores_high(self, index: int) -> None:
+        """The scores of a slab, in the other half."""
+        chunks = self.spec.chunks
+        self.scores[index, 1] = [self._score(self.spec.layout.slabs[index], c) for c in chunks[len(chunks) // 2 :]]
+
+    def _score(self, slab: Slab, chunk: int) -> Float32[jax.Array, "M S"]:
+        rows = slice(chunk * LANES, (chunk + 1) * LANES)
+        parts = []
+        for head in slab.heads:
+            window = self.spec.layout.k_window(head)
+            k = self._load(rows, window)
+            q = jnp.concatenate([self._q(slab, group) for group in range(window.width // LANES)], axis=1)
+            parts.append(
+                jax.lax.dot_general(
+                    q.astype(self.spec.compute_dtype), k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+                )
+            )
+        return self._own(slab, parts)
+
+    def _q(self, slab: Slab, group: int) -> Float32[jax.Array, "M D"]:
+        start = group * self.spec.layout.num_rows + slab.row
+        return self.refs.record[self.item.record, start : start + slab.num_rows]
+
+    def _load(self, rows: slice, window: Window) -> jax.Array:
+        x = self.refs.tiles.buffers[self.slot, rows, window.lanes].astype(self.spec.compute_dtype)
+        spare_from = self.spec.layout.spare_from - window.start
+        if spare_from >= window.width:
+            return x
+        lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+        return jnp.where(lane < spare_from, x.astype(jnp.float32), 0.0).astype(x.dtype)
+
+    def _own(self, slab: Slab, parts: list[jax.Array]) -> jax.Array:
+        """Rows of each kv head from its part."""
+        row = jax.lax.broadcasted_iota(jnp.int32, parts[0].shape, 0)
+        chosen = parts[0]
+        for index, part in enumerate(parts[1:], start=1):
+            chosen = jnp.where(row < index * self.spec.layout.group_size, chosen, part)
+        return chosen
+
+    def softmax(self, index: int) -> None:
+        """Weights of a slab's tokens, and its running maximum and total."""
+        slab, spec, refs = self.spec.layout.slabs[index], self.spec, self.refs
+        scores = self.scores.pop((index, 0)) + self.scores.pop((index, 1))
+        scores = [self._mask(self._cap(s), chunk) for chunk, s in enumerate(scores)]
+        shape, is_first = scores[0].shape, self.is_first
+        top, total = jnp.full(shape, NEG), jnp.zeros(shape)
+        if spec.writes:
+            top = jnp.broadcast_to(self._cap(self._new_score(slab)), shape)
+            total = jnp.where(jax.lax.broadcasted_iota(jnp.int32, shape, 1) == 0, 1.0, 0.0)
+        top = jnp.where(is_first, top, refs.top[slab.rows])
+        total = jnp.where(is_first, total, refs.total[slab.rows])
+        tile_top = _tree(jnp.maximum, scores).max(axis=1, keepdims=True)
+        new_top = jnp.maximum(top, jnp.broadcast_to(tile_top, shape))
+        weights = [jnp.exp2(s - new_top) for s in scores]
+        decay = jnp.exp2(top - new_top)
+        # Lane by lane; the lanes are summed when the row is done.
+        refs.total[slab.rows] = total * decay + _tree(jnp.add, weights)
+        refs.top[slab.rows] = new_top
+        rounded = jnp.concatenate([w.astype(spec.compute_dtype) for w in weights], axis=1)
+        self.weights[index] = rounded, decay
+
+    def _cap(self, scores: jax.Array) -> jax.Array:
+        return scores if self.spec.score_cap is None else self.spec.score_cap * jnp.tanh(scores)
+
+    def _mask(self, scores: jax.Array, chunk: int) -> jax.Array:
+        token = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+        sees = token < self.live - chunk * LANES
+        if self.seen_from is not None:
+            sees &= token >= self.seen_from - chunk * LANES
+        return jnp.where(sees, scores, NEG)
+
+    def _new_score(self, slab: Slab) -> Float32[jax.Array, "M 1"]:
+        num_groups = max(self.spec.layout.k_window(head).width for head in slab.heads) // LANES
+        products = []
+        for group in range(num_groups):
+            k = self._own(slab, [self._new_lanes(slab, self.spec.layout.k_window(head), group) for head in slab.heads])
+            products.append(self._q(slab, group) * k)
+        return _tree(jnp.add, products).sum(axis=1, keepdims=True)
+
+    def _new_lanes(self, slab: Slab, window: Window, group: int) -> Float32[jax.Array, "M D"]:
+        """A lane group of the new token, for every row of a slab; zeros past the window."""
+        if group >= window.width // LANES:
+            return jnp.zeros((slab.num_rows, LANES), jnp.float32)
+        row = self.spec.new_row + window.start // LANES + group
+        return jnp.broadcast_to(self.refs.record[self.item.record, row : row + 1], (slab.num_rows, LANES))
+
+    def values_low(self, index: int) -> None:
+        """The weighted V of the first half of a slab's kv heads."""
+        heads = self.spec.layout.slabs[index].heads
+        self.sums[index] = [self._weighted(index, head) for head in heads[: len(heads) // 2]]
+
+    def values_high(self, index: int) -> None:
+        """The weighted V of the other half, and all of them into the running values and the results."""
+        slab, spec, refs = self.spec.layout.slabs[index], self.spec, self.refs
+        parts = self.sums.pop(index) + [self._weighted(index, head) for head in slab.heads[len(slab.heads) // 2 :]]
+        _, decay = self.weights.pop(index)
+        total = jnp.broadcast_to(refs.total[slab.rows].sum(axis=1, keepdims=True), decay.shape)
+        scale = pl.reciprocal(total)
+        for group in range(spec.layout.out_width // LANES):
+            lanes = slice(group * LANES, (group + 1) * LANES)
+            before = jnp.zeros((slab.num_rows, LANES))
+            if spec.writes:
+                windows = [spec.layout.v_window(head) for head in slab.heads]
+                before = self._own(slab, [self._new_lanes(slab, window, group) for window in windows])
+            before = jnp.where(self.is_first, before, refs.values[slab.rows, lanes])
+            # A window that ends sooner adds nothing here.
+            new = self._own(
+                slab, [part[:, lanes] if part.shape[1] > group * LANES else jnp.zeros_like(before) for part in parts]
+            )
+            values = before * decay + new
+            refs.values[slab.rows, lanes] = values
+            refs.out_rows[self.item.result, slab.rows, lanes] = (values * scale).astype(spec.out_dtype)
+        if spec.return_lse:
+            refs.lse_rows[self.item.result, slab.rows] = (refs.top[slab.rows] + jnp.log2(total)) * LN_2
+
+    def _weighted(self, index: int, head: int) -> Float32[jax.Array, "M D"]:
+        v = self._load(slice(None), self.spec.layout.v_window(head))
+        return jnp.dot(self.weights[index][0], v, preferred_element_type=jnp.float32)
+
+    def write(self, _: int) -> None:
+        """The tile rows around the new token's place, with the new token in them."""
+        if not self.spec.writes:
+            return
+        spec, refs, dtype = self.spec, self.refs, self.spec.pool_dtype
+        per_word, place, first = 4 // jnp.dtype(dtype).itemsize, self._place(), self._group_start()
+        in_group, num_rows = place - first, write_group(dtype)
+        mask = words_below(in_group + 1, num_rows, dtype) & ~words_below(in_group, num_rows, dtype)
+        for group in range(spec.layout.width // LANES):
+            lanes = slice(group * LANES, (group + 1) * LANES)
+            old = pltpu.bitcast(refs.tiles.buffers[self.slot, pl.ds(first, num_rows), lanes], jnp.int32)
+            row = spec.words_row + group
+            word = pltpu.bitcast(refs.record[self.item.record, row : row + 1], jnp.int32)
+            new = jnp.broadcast_to(word, (num_rows // per_word, LANES))
+            if jnp.dtype(dtype) == jnp.bfloat16:
+                new = new | jax.lax.shift_right_logical(new, 16)
+            merged = old ^ ((old ^ new) & mask)
+            refs.new_rows[self.item.result, :, lanes] = pltpu.bitcast(merged, dtype)
+
+    def _place(self) -> Scalar:
+        """Where in the tile the new token belongs; anywhere in it where that is another tile."""
+        return jnp.clip(self.item.num_tokens - 1, 0, self.spec.tiles.tile_len - 1)
+
+    def _group_start(self) -> Scalar:
+        group = write_group(self.spec.pool_dtype)
+        return pl.multiple_of(jax.lax.bitwise_and(self._place(), -group), group)
+
+    def _start_results(self) -> None:
+        """Result and new token of a row that is done, to HBM."""
+        spec, refs, row, slot = self.spec, self.refs, self.item.row, self.item.result
+        token, done = refs.tokens[row], refs.done.at[slot]
+        pltpu.make_async_copy(refs.out_rows.at[slot], refs.out.at[token], done).start()
+        if spec.return_lse:
+            pltpu.make_async_copy(refs.lse_rows.at[slot], refs.lse.at[token], done).start()
+        if spec.writes:
+            shift, group = spec.page_size.bit_length() - 1, write_group(spec.pool_dtype)
+            position = refs.kv_lens[row] - 1
+            entry = refs.row_ids[row] * spec.table_width + jax.lax.shift_right_logical(position, shift)
+            page = refs.tiles.pages[entry] + refs.tiles.page_offset
+            first = pl.multiple_of(jax.lax.bitwise_and(position, (spec.page_size - 1) & -group), group)
+            place = refs.tiles.pool.at[page, pl.ds(first, group)]
+            pltpu.make_async_copy(refs.new_rows.at[slot], place, done).start()
+
+
+def _tree(op: Any, parts: list[jax.Array]) -> jax.Array:
+    """op over all parts, in pairs."""
+    while len(parts) > 1:
+        parts = [op(*parts[i : i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
+    return parts[0]
