@@ -163,8 +163,8 @@ def _extend(
     pages = jnp.pad(page_table.reshape(-1), (0, spec.shape.num_copies))
     out, lse = call_extend_kernel(spec, work, pages, offset, queries, v_scales, kv_pages, interpret)
     if lse is not None:
-        lse = lse[..., :1].reshape(num_kv_heads, -1, spec.group_size, 1)[:, places.slots, :, 0]
-        lse = lse.transpose(1, 0, 2).reshape(q.shape[:2])
+        by_slot = lse[..., 0].reshape(num_kv_heads, -1, spec.group_size).transpose(1, 0, 2)
+        lse = by_slot.reshape(-1, q.shape[1])[places.slots]
     return take_results(spec, out, places), lse, places.taken
 
 

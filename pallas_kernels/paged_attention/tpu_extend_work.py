@@ -189,7 +189,8 @@ def lay_out_queries(
 ) -> Float[jax.Array, "G M D"]:
     """Queries (scaled) as rows of each kv head, in the lanes of its K window; 0 in the others."""
     layout = spec.layout
-    grouped = q[places.tokens].reshape(-1, layout.num_kv_heads, spec.group_size, layout.head_dim)
+    tokens = q.reshape(q.shape[0], -1)[places.tokens]
+    grouped = tokens.reshape(-1, layout.num_kv_heads, spec.group_size, layout.head_dim)
     heads = grouped.transpose(1, 0, 2, 3).reshape(layout.num_kv_heads, -1, layout.head_dim)
     if layout.q_width == layout.head_dim:
         return heads
@@ -203,10 +204,14 @@ def lay_out_queries(
 def take_results(spec: ExtendSpec, out: Float[jax.Array, "G M D"], places: QueryPlaces) -> Float[jax.Array, "T N H"]:
     """Of each token its heads, from the lanes of the V windows."""
     layout = spec.layout
-    rows = out.reshape(layout.num_kv_heads, -1, spec.group_size, out.shape[-1])[:, places.slots]
-    offsets = [(2 * head + 1) * layout.head_dim - v_start(layout, head) for head in range(layout.num_kv_heads)]
-    parts = [rows[head, :, :, offset : offset + layout.head_dim] for head, offset in enumerate(offsets)]
-    return jnp.concatenate(parts, axis=1)
+    heads = out.reshape(layout.num_kv_heads, -1, spec.group_size, out.shape[-1])
+    parts = []
+    for head in range(layout.num_kv_heads):
+        offset = (2 * head + 1) * layout.head_dim - v_start(layout, head)
+        parts.append(heads[head, :, :, offset : offset + layout.head_dim])
+    # Tokens first, and then taken: whole rows are fast to take, and quick to compile.
+    rows = jnp.stack(parts, axis=1).reshape(-1, layout.num_heads * layout.head_dim)
+    return rows[places.slots].reshape(-1, layout.num_heads, layout.head_dim)
 
 
 def choose_extend_tiles(
