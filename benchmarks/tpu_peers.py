@@ -23,8 +23,8 @@ JAX_HEADS = ((32, 8, 128), (9, 3, 64))
 JAX_PAGE_SIZES = (16, 128)
 # The most VMEM that its callers give it; what it takes of that is in the figures.
 _RAGGED_VMEM_BYTES = 100 * 2**20
-# (tokens of K and V, query tokens) of a block: of decode its own choice where it is not told; of chunks the largest that
-# compiles in minutes.
+# (tokens of K and V, query tokens) of a block: of decode its own choice where it is not told; of chunks the largest
+# that compiles in minutes.
 RAGGED_DECODE_BLOCK = (2048, 32)
 RAGGED_MIXED_BLOCK = (512, 128)
 PAGED_BLOCK_LEN = 512

@@ -177,7 +177,7 @@ def call_extend_kernel(
     v_scales: Float32[jax.Array, " G"],
     kv_pages: KVPool,
     interpret: Any,
-) -> tuple[Float[jax.Array, "G M D"], Float32[jax.Array, "G M D"] | None]:
+) -> tuple[Float[jax.Array, "G M O"], Float32[jax.Array, "G M X"] | None]:
     """(rows of each kv head, their log sums in every lane or None), where the work list has a tile."""
     layout, num_rows = spec.layout, queries.shape[1]
     results = [((layout.num_kv_heads, num_rows, layout.out_width), spec.out_dtype)]

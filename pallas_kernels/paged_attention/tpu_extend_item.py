@@ -1,8 +1,10 @@
 """The extend kernel's inside: steps of an item, each a chunk of a q tile's rows against a KV tile.
 
-A step is one matmul for the scores, a softmax, and one matmul for the values. The scores of a step are computed during
-the softmax of the step before, whatever its item: the matrix units work while the vector units do. Steps alternate
-between two sets of memory, so that the compiler sees that one does not wait for the other.
+A step is one matmul for the scores, a softmax, and one matmul for the values. Scores depend on nothing of the step
+before, not even across items: the matrix units compute them during its softmax. Steps alternate between two sets of
+memory, so that the compiler sees it. It looks ahead by so much only, so the order of the text counts: softmax, values,
+then the scores of the next step. On a v5e, with 4 query heads of 128 on each of 2 kv heads, that makes 2,131 bundles
+of two steps of 512 x 512, whose matmuls alone take 2,048; with the scores first it makes 2,472.
 """
 
 from typing import Any, NamedTuple
@@ -26,6 +28,8 @@ from radix_jax.pallas_kernels.paged_attention.tpu_heads import LANES, SUBLANES
 # Below any score, and finite: a row that has seen nothing yet counts, and is wiped by the first that it sees.
 LOWEST = -1e30
 LN_2 = 0.6931471805599453
+# Rows that the softmax is written down for at a time.
+ROWS = 32
 
 
 class ExtendRefs(NamedTuple):
@@ -59,7 +63,7 @@ class ExtendRefs(NamedTuple):
 
 
 class ExtendItem(NamedTuple):
-    """tile, kv_tile: of the item. row: of the page table. first, last: positions of the q tile's first and last query."""
+    """tile, kv_tile: of the item. row: of the page table. first, last: positions of the q tile's outermost queries."""
 
     tile: Scalar
     kv_tile: Scalar
@@ -81,7 +85,7 @@ def num_live(spec: ExtendSpec, item: ExtendItem) -> Scalar:
     return jnp.minimum(item.last + 1 - item.kv_tile * spec.tiles.tile_len, spec.tiles.tile_len)
 
 
-def is_masked(spec: ExtendSpec, item: ExtendItem) -> Scalar:
+def is_masked(spec: ExtendSpec, item: ExtendItem) -> jax.Array:
     """Whether some query of the item sees less than all of its KV tile."""
     begin = item.kv_tile * spec.tiles.tile_len
     masked = begin + spec.tiles.tile_len - 1 > item.first
@@ -117,16 +121,13 @@ def score(spec: ExtendSpec, refs: ExtendRefs, place: Place, side: int) -> None:
         lane = jax.lax.broadcasted_iota(jnp.int32, k.shape, 1)
         k = jnp.where(lane < layout.spare_from - start, k.astype(jnp.float32), 0.0).astype(k.dtype)
     q = refs.q[place.q_slot, head, pl.ds(row, spec.chunk_rows), :]
-    refs.scores[side][...] = jax.lax.dot_general(
-        q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-    )
+    refs.scores[side][...] = jax.lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def weigh(spec: ExtendSpec, refs: ExtendRefs, item: ExtendItem, step: Scalar, side: int, *, masked: bool) -> None:
     """Weights of a step's tokens, running maximum and sum of its rows. Sums are kept by lanes."""
     pair = jax.lax.shift_right_logical(step, 1)
     tile_len = spec.tiles.tile_len
-    _, row = head_and_row(spec, step)
     first_token = jax.lax.bitwise_and(step, spec.tiles.chunks_per_head - 1) * spec.tiles.chunk_tokens
     for begin in range(0, spec.chunk_rows, ROWS):
         rows = pl.ds(begin, min(ROWS, spec.chunk_rows - begin))
@@ -151,10 +152,6 @@ def weigh(spec: ExtendSpec, refs: ExtendRefs, item: ExtendItem, step: Scalar, si
             lanes = slice(index * LANES, (index + 1) * LANES)
             refs.weights[side][rows, lanes] = weight.astype(spec.compute_dtype)
         refs.sums[side][pair, rows, :] = total
-
-
-# Rows that the softmax is written down for at a time.
-ROWS = 32
 
 
 def _mask(spec: ExtendSpec, item: ExtendItem, token: jax.Array, parts: list[jax.Array]) -> list[jax.Array]:
@@ -193,18 +190,18 @@ def run_item(spec: ExtendSpec, refs: ExtendRefs, item: ExtendItem, here: Place, 
     def steps(masked: bool) -> None:
         def pair_of_steps(pair: Scalar, carry: None) -> None:
             even = pair * 2
-            score(spec, refs, here._replace(step=even + 1), 1)
             weigh(spec, refs, item, even, 0, masked=masked)
             add_values(spec, refs, here.kv_slot, even, 0)
+            score(spec, refs, here._replace(step=even + 1), 1)
             is_last = even + 2 == spec.num_steps
             ahead = Place(
                 jnp.where(is_last, next_place.q_slot, here.q_slot),
                 jnp.where(is_last, next_place.kv_slot, here.kv_slot),
                 jnp.where(is_last, next_place.step, even + 2),
             )
-            score(spec, refs, ahead, 0)
             weigh(spec, refs, item, even + 1, 1, masked=masked)
             add_values(spec, refs, here.kv_slot, even + 1, 1)
+            score(spec, refs, ahead, 0)
             return carry
 
         jax.lax.fori_loop(0, spec.num_steps // 2, pair_of_steps, None)

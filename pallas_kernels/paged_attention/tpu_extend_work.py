@@ -4,7 +4,7 @@ The kernel takes a row's queries in tiles of whole tokens. Those of one kv head 
 
     rows of the matmuls of kv head g: (token 0, head gR), .., (token 0, head gR + R - 1), (token 1, head gR), ..
 
-and each row's first token begins at a multiple of `ALIGNED_ROWS` of them: what is copied begins at whole tiles of memory.
+and each row's first token begins at a multiple of `ALIGNED_ROWS` of them: copies begin at whole tiles of memory.
 """
 
 import math
@@ -97,8 +97,9 @@ class ExtendSpec:
 
 
 class ExtendWork(NamedTuple):
-    """items: q tile and KV tile of each, as one word; `counts` of them. rows, slots, first_positions, last_positions: of
-    each q tile, its row, where its queries begin among those laid out, and the positions of its first and last query."""
+    """items: q tile and KV tile of each, as one word; `counts` of them. rows, slots, first_positions, last_positions:
+    of each q tile, its row, where its queries begin among those laid out, and the positions of its outermost queries.
+    """
 
     items: Int32[jax.Array, " I"]
     counts: Int32[jax.Array, " 1"]
@@ -184,9 +185,7 @@ def _window_start(lane: Any, last: int) -> Any:
     return jnp.minimum(jax.lax.shift_left(jax.lax.shift_right_logical(lane, 7), 7), last)
 
 
-def lay_out_queries(
-    spec: ExtendSpec, q: Float[jax.Array, "T N H"], places: QueryPlaces
-) -> Float[jax.Array, "G M D"]:
+def lay_out_queries(spec: ExtendSpec, q: Float[jax.Array, "T N H"], places: QueryPlaces) -> Float[jax.Array, "G M D"]:
     """Queries (scaled) as rows of each kv head, in the lanes of its K window; 0 in the others."""
     layout = spec.layout
     tokens = q.reshape(q.shape[0], -1)[places.tokens]
@@ -253,8 +252,8 @@ def choose_extend_tiles(
                 if smallest <= budget:
                     return ExtendTiles(tile_len, chunk_tokens, chunks, smallest)
     raise UnsupportedOption(
-        f"attention backend 'pallas_tpu': the smallest tiles of a chunk take {smallest} bytes of VMEM, and {budget} are "
-        "there; shard the kv heads over more chips, or use xla"
+        f"attention backend 'pallas_tpu': the smallest tiles of a chunk take {smallest} bytes of VMEM, and {budget} "
+        "are there; shard the kv heads over more chips, or use xla"
     )
 
 

@@ -25,6 +25,7 @@ from radix_jax.aot.tpu_targets import TpuTarget
 _LIBTPU = "libtpu"
 _CHILD = "radix_jax.aot.tpu_child"
 _STDERR_CHARS = 3000
+_NO_CYCLES = "Static LLO profiling of"
 
 
 class TpuCompileError(RuntimeError):
@@ -96,7 +97,8 @@ def compile_for_tpu(
 def compile_all(target: TpuTarget, jobs: Sequence[TpuJob]) -> list[TpuProgram | TpuCompileError]:
     """Each job compiled for one device of `target`, or why it is not; all in one child, one after the other.
 
-    Where a job ends the child, those behind it go on in another.
+    Where a job ends the child, those behind it go on in another. libtpu's estimate of cycles ends it over some copies:
+    then the job is compiled without.
 
     Raises:
         ImportError, TypeError: as `compile_for_tpu`.
@@ -104,21 +106,30 @@ def compile_all(target: TpuTarget, jobs: Sequence[TpuJob]) -> list[TpuProgram | 
     check_libtpu()
     results: list[TpuProgram | TpuCompileError] = []
     while len(results) < len(jobs):
-        done, log = _run_child(target, jobs[len(results) :])
+        done, log = _run_child(target, jobs[len(results) :], with_cycles=target.has_static_cycles)
         results += done
+        if len(results) < len(jobs) and _NO_CYCLES in log:
+            done, log = _run_child(target, jobs[len(results) : len(results) + 1], with_cycles=False)
+            results += done
+            if done:
+                continue
         if len(results) < len(jobs):
             results.append(TpuCompileError(f"the compiling process for {target.name} ended: {log[-_STDERR_CHARS:]}"))
     return results
 
 
-def _run_child(target: TpuTarget, jobs: Sequence[TpuJob]) -> tuple[list[TpuProgram | TpuCompileError], str]:
+def _run_child(
+    target: TpuTarget, jobs: Sequence[TpuJob], *, with_cycles: bool
+) -> tuple[list[TpuProgram | TpuCompileError], str]:
     """(what the child got done, what it wrote on stderr)."""
     with tempfile.TemporaryDirectory() as folder:
         asked, given, dump = (Path(folder) / name for name in ("jobs", "results", "dump"))
         dump.mkdir()
         asked.write_bytes(_pickled(target, jobs))
         command = [sys.executable, "-m", _CHILD, str(asked), str(given), str(dump)]
-        done = subprocess.run(command, env=_environment(target, dump), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=_environment(dump, with_cycles=with_cycles), capture_output=True, text=True, check=False
+        )
         return _read_results(given), done.stderr
 
 
@@ -133,9 +144,9 @@ def _pickled(target: TpuTarget, jobs: Sequence[TpuJob]) -> bytes:
         ) from error
 
 
-def _environment(target: TpuTarget, dump: Path) -> dict[str, str]:
+def _environment(dump: Path, *, with_cycles: bool) -> dict[str, str]:
     flags = [f"--xla_jf_dump_to={dump}", "--xla_jf_dump_llo_text=true", "--xla_jf_dump_llo_pass_label_regex=final_"]
-    if target.has_static_cycles:
+    if with_cycles:
         flags.append(f"--xla_jf_dump_static_llo_profile_to={dump}")
     return {
         **os.environ,
