@@ -105,8 +105,13 @@ def check_pool(page_size: int, width: int, dtype: Any) -> None:
     """Nothing, if the TPU kernels can copy pages of this shape.
 
     Raises:
-        UnsupportedOption: lanes that are no whole groups, or pages of another size than a power of two of tile rows.
+        UnsupportedOption: float16, lanes that are no whole groups, or pages that are no power of two of tile rows.
     """
+    if jnp.dtype(dtype) == jnp.float16:
+        raise UnsupportedOption(
+            "attention backend 'pallas_tpu' takes no pool of float16, which TPU kernels can't load; use bfloat16, float32 "
+            "or float8"
+        )
     least = write_group(dtype)
     if width % LANES:
         raise UnsupportedOption(
