@@ -109,8 +109,8 @@ def check_pool(page_size: int, width: int, dtype: Any) -> None:
     """
     if jnp.dtype(dtype) == jnp.float16:
         raise UnsupportedOption(
-            "attention backend 'pallas_tpu' takes no pool of float16, which TPU kernels can't load; use bfloat16, float32 "
-            "or float8"
+            "attention backend 'pallas_tpu' takes no pool of float16, which TPU kernels can't load; use bfloat16, "
+            "float32 or float8"
         )
     least = write_group(dtype)
     if width % LANES:

@@ -128,8 +128,8 @@ def find_runs(write_slots: Int32[jax.Array, " T"], *, num_slots: int, group: int
     tokens = jnp.argsort(~begins, stable=True).astype(jnp.int32)
     last_tokens = jnp.argsort(~ends, stable=True).astype(jnp.int32)
     ends_before = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(ends, dtype=jnp.int32)])
-    # Each token's group; those of padding are its own.
-    groups = jnp.where(begins, slots // group, -1 - jnp.arange(slots.shape[0], dtype=jnp.int32))
+    # A run's group, at the token with which it ends; of other tokens something that is no other's.
+    groups = jnp.where(ends, slots // group, -1 - jnp.arange(slots.shape[0], dtype=jnp.int32))
     blocks = groups.reshape(num_blocks, block_len)
     before = jnp.concatenate([jnp.full((1, block_len), -1 - slots.shape[0], jnp.int32), blocks[:-1]])
     same = (blocks[:, :, None] == jnp.concatenate([before, blocks], axis=1)[:, None, :]).sum(axis=(1, 2))
