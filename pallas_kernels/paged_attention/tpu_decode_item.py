@@ -218,7 +218,7 @@ class ItemParts:
     def run(self) -> None:
         """All parts, and the results on their way where the item is the row's last."""
         self.refs.tiles.dirty[self.slot] = self.live
-        for part, index in decode_steps(len(self.spec.layout.slabs)):
+        for part, index in decode_steps(len(self.spec.layout.slabs), self.spec.chip.mxu_size):
             getattr(self, part)(index)
         pl.when(self.item.num_tokens <= self.spec.tiles.tile_len)(self._start_results)
 

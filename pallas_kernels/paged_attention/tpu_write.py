@@ -97,7 +97,9 @@ def pool_lanes(
     if dtype.itemsize == 1:
         largest = float(jnp.finfo(dtype).max)
         lanes = jnp.clip(lanes.astype(jnp.float32), -largest, largest)
-    return jnp.pad(lanes.astype(dtype), ((0, 0), (0, width - lanes.shape[1])))
+    lanes = jnp.pad(lanes.astype(dtype), ((0, 0), (0, width - lanes.shape[1])))
+    # Else XLA, which may keep more precision than is asked for, leaves out the rounding where float32 is next.
+    return jax.lax.optimization_barrier(lanes)
 
 
 def pool_words(lanes: Float[jax.Array, "T W"]) -> Int32[jax.Array, "T W"]:

@@ -199,9 +199,10 @@ def test_cases_of_the_grid_that_are_refused(name: str) -> None:
         attend(case, case_inputs(replace(case, num_pages=None)), chip=SMALL_CHIP)
 
 
+@pytest.mark.parametrize("mxu_size", [128, 256])
 @pytest.mark.parametrize("num_slabs", [1, 2, 3, 4, 5, 8, 32])
-def test_parts_of_a_slab_are_in_order(num_slabs: int) -> None:
-    steps = decode_steps(num_slabs)
+def test_parts_of_a_slab_are_in_order(num_slabs: int, mxu_size: int) -> None:
+    steps = decode_steps(num_slabs, mxu_size)
     at = {step: index for index, step in enumerate(steps)}
     assert len(at) == len(steps) == 5 * num_slabs + NUM_COPY_STEPS + 2
     for slab in range(num_slabs):
