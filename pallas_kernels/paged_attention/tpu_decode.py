@@ -150,7 +150,8 @@ def spec_of(
         chip=chip,
         pool_dtype=jnp.dtype(kv_pages.dtype),
         compute_dtype=compute_dtype(q.dtype, kv_pages.dtype),
-        out_dtype=jnp.dtype(jnp.float32 if is_scaled else q.dtype),
+        # What is scaled is so before it is rounded, and there is no float16 in a kernel.
+        out_dtype=jnp.dtype(jnp.float32 if is_scaled or q.dtype == jnp.float16 else q.dtype),
         sliding_window=sliding_window,
         score_cap=None if logit_soft_cap is None else logit_soft_cap * LOG2_E,
         writes=writes,

@@ -38,7 +38,7 @@ SHAPES = [
     (6, 2, 80),
     (64, 64, 64),
 ]
-DTYPES = [("bfloat16", "bfloat16"), ("float32", "float32"), ("bfloat16", "float8_e4m3fn"), ("float16", "float16")]
+DTYPES = [("bfloat16", "bfloat16"), ("float32", "float32"), ("bfloat16", "float8_e4m3fn"), ("float16", "bfloat16")]
 
 
 def tiles_of(
@@ -116,13 +116,19 @@ def test_bytes_in_vmem_are_whole_tiles() -> None:
         (1, 256, "float32", r"at least 8 for float32, and here it is 1; set page_size=16"),
         (24, 256, "bfloat16", r"power of two .* here it is 24"),
         (16, 256, "float8_e4m3fn", r"at least 32 for float8_e4m3fn, and here it is 16"),
+        (16, 256, "float16", r"takes no pool of float16.* use bfloat16"),
     ],
 )
 def test_pools_that_are_refused(page_size: int, width: int, dtype: str, message: str) -> None:
     with pytest.raises(UnsupportedOption, match=message):
         check_pool(page_size, width, jnp.dtype(dtype))
-    check_pool(32, 256, jnp.dtype(dtype))
-    assert 32 % write_group(dtype) == 0
+
+
+def test_pools_that_are_taken() -> None:
+    for dtype in ("bfloat16", "float32", "float8_e4m3fn", "float8_e5m2"):
+        for page_size in (32, 64, 1024):
+            check_pool(page_size, 384, jnp.dtype(dtype))
+            assert page_size % write_group(dtype) == 0
 
 
 def test_a_page_table_beyond_scalar_memory_is_refused() -> None:
