@@ -1,10 +1,11 @@
-"""The paged attention kernels that `tpu_static` measures: jax's own two, and those named on the command line.
+"""The paged attention kernels that `tpu_static` measures: ours, jax's own two, and those named on the command line.
 
 jax's keep K and V otherwise than ours: each gets a pool of its own form.
 """
 
 import functools
 import importlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,9 +16,16 @@ from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention as j
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention as jax_ragged
 
 from radix_jax.pallas_kernels.paged_attention import paged_attention
+from radix_jax.pallas_kernels.paged_attention.tpu import attend_and_write_tpu, paged_attention_tpu
+from radix_jax.pallas_kernels.paged_attention.tpu_decode import compute_dtype, spec_of
+from radix_jax.pallas_kernels.paged_attention.tpu_extend_work import choose_extend_tiles
+from radix_jax.pallas_kernels.paged_attention.tpu_heads import HeadLayout
+from radix_jax.pallas_kernels.paged_attention.tpu_tiles import CHIPS
 
 _LANES = 128
 TABLE_LEN = 2048
+# Query tokens that figures of chunks are for.
+Q_LEN = 128
 # jax's kernels take minutes to compile each.
 JAX_HEADS = ((32, 8, 128), (9, 3, 64))
 JAX_PAGE_SIZES = (16, 128)
@@ -26,7 +34,7 @@ _RAGGED_VMEM_BYTES = 100 * 2**20
 # (tokens of K and V, query tokens) of a block: of decode its own choice where it is not told; of chunks the largest
 # that compiles in minutes.
 RAGGED_DECODE_BLOCK = (2048, 32)
-RAGGED_MIXED_BLOCK = (512, 128)
+RAGGED_MIXED_BLOCK = (512, Q_LEN)
 PAGED_BLOCK_LEN = 512
 
 
@@ -89,15 +97,100 @@ class Measured:
 
 
 def kernels_of(
-    decode: Sequence[Shape], mixed: Sequence[Shape], named: Sequence[str], block_len: int | None
+    generation: str, decode: Sequence[Shape], mixed: Sequence[Shape], named: Sequence[str], block_len: int | None
 ) -> list[Measured]:
-    """All kernels in all shapes that they are made for. named: import.path:function of the contract."""
+    """All kernels in all shapes that they are made for. generation: of the TPU. named: import.path:function of the
+    contract."""
     shapes = [("decode", shape) for shape in decode] + [("mixed", shape) for shape in mixed]
     return [
         kernel
         for kind, shape in shapes
-        for kernel in (*_jax_kernels(kind, shape), *_named(kind, shape, named, block_len))
+        for kernel in (
+            our_decode(generation, shape) if kind == "decode" else our_mixed(generation, shape),
+            *_jax_kernels(kind, shape),
+            *_named(kind, shape, named, block_len),
+        )
     ]
+
+
+def our_decode(generation: str, shape: Shape) -> Measured:
+    """Our decode kernel, which writes the new tokens."""
+    q, pool, table, kv_lens, cu_q_lens = contract_args(shape)
+    new = array((shape.num_rows, shape.num_kv_heads, shape.head_dim), shape.dtype)
+    spec = spec_of(
+        q,
+        pool,
+        shape.pages_per_row,
+        num_kv_heads=shape.num_kv_heads,
+        sliding_window=None,
+        logit_soft_cap=None,
+        return_lse=False,
+        is_scaled=False,
+        writes=True,
+        chip=CHIPS[generation],
+    )
+    return Measured(
+        "ours",
+        "decode",
+        shape,
+        functools.partial(attend_and_write, generation),
+        (q, new, new, pool, table, kv_lens, cu_q_lens, array((shape.num_rows,))),
+        donate_argnums=(3,),
+        block_len=spec.tiles.tile_len,
+        kv_write=True,
+    )
+
+
+def attend_and_write(generation: str, *arrays: Any) -> Any:
+    """(out, pool) of a decode step of ours."""
+    q = arrays[0]
+    keywords = {"page_offset": 0, "scale": q.shape[-1] ** -0.5, "max_q_len": 1, "chip": CHIPS[generation]}
+    return attend_and_write_tpu(*arrays, **keywords)
+
+
+def our_mixed(generation: str, shape: Shape) -> Measured:
+    """Our kernel of chunks."""
+    args = contract_args(shape)
+    q, pool = args[:2]
+    layout = HeadLayout(shape.num_q_heads, shape.num_kv_heads, shape.head_dim, pool.shape[2])
+    tiles = choose_extend_tiles(
+        CHIPS[generation],
+        layout,
+        pool_dtype=pool.dtype,
+        compute_dtype=compute_dtype(q.dtype, pool.dtype),
+        out_dtype=q.dtype,
+        return_lse=False,
+        max_q_len=shape.max_q_len,
+        table_len=shape.pages_per_row * shape.page_size,
+    )
+    # A main loop's iteration is two steps; 128 query tokens are that many q tiles.
+    num_tiles = Q_LEN / tiles.tokens
+    return Measured(
+        "ours",
+        "mixed",
+        shape,
+        functools.partial(attend, generation, shape.num_kv_heads, shape.max_q_len),
+        args,
+        block_len=tiles.tile_len,
+        passes=layout.num_kv_heads * tiles.chunks_per_head / 2 * num_tiles,
+        runs_around=(math.ceil(shape.context / tiles.tile_len) * num_tiles,),
+    )
+
+
+def attend(generation: str, num_kv_heads: int, max_q_len: int, *arrays: Any) -> Any:
+    """Chunks by ours."""
+    return paged_attention_tpu(
+        *arrays,
+        page_offset=0,
+        scale=arrays[0].shape[-1] ** -0.5,
+        sliding_window=None,
+        logit_soft_cap=None,
+        return_lse=False,
+        num_kv_heads=num_kv_heads,
+        kv_scales=None,
+        max_q_len=max_q_len,
+        chip=CHIPS[generation],
+    )
 
 
 def _jax_kernels(kind: str, shape: Shape) -> Iterator[Measured]:

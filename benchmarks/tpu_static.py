@@ -9,9 +9,11 @@ bundles_per_512: of the main loop, for 512 tokens of a row and all its kv heads:
   tokens; of a kernel of chunks, for 128 query tokens.
 bundles_per_seq: of a whole row of `context` tokens (a chunk is its last 128): one longest way through the main loop,
   whose extra bundles start, mask and finish a row; for its other blocks the cheapest way; what the loops around it run
-  for one row; and the row's share of what runs once a call.
+  for one row; and the row's share of what runs once a call. Where masked blocks have a loop of their own, they are
+  counted as if they had none.
 matmul_share, vector_share: of the matrix and vector slots, over all bundles of the main loop.
-cycles_per_512: libtpu's own estimate with stalls, by the difference of two trip counts (v6e and v7x; else null).
+static_cycles: libtpu's own estimate of a call, with stalls, each loop whose trips it does not know run once (v6e and
+  v7x, where it can; else null).
 spills: stores of vector registers that the code lacked room for. vmem_mib: what XLA set aside for the kernel.
 kv_write: whether the kernel writes the new tokens' K and V too.
 
@@ -66,7 +68,7 @@ class StaticRow:
     main_loop_bundles: int
     matmul_share: float
     vector_share: float
-    cycles_per_512: int | None
+    static_cycles: int | None
     kv_dtype: str
     jax: str
     libtpu: str
@@ -135,7 +137,7 @@ def _row(target: TpuTarget, kernel: Measured, compiled: TpuKernel, program: Prog
         main_loop_bundles=compiled.main_loop_bundles,
         matmul_share=compiled.matmul_share,
         vector_share=compiled.vector_share,
-        cycles_per_512=None,
+        static_cycles=compiled.static_cycles,
         kv_dtype=shape.kv_dtype,
         jax=jax.__version__,
         libtpu=importlib.metadata.version("libtpu"),
@@ -226,8 +228,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: list[StaticRow] = []
     refused: list[str] = []
     for name in args.target or ["v5e"]:
-        kernels = kernels_of(DECODE_SHAPES, MIXED_SHAPES, args.kernel, args.block_len)
-        measured = measure(tpu_target_of(name), kernels)
+        target = tpu_target_of(name)
+        kernels = kernels_of(target.generation, DECODE_SHAPES, MIXED_SHAPES, args.kernel, args.block_len)
+        measured = measure(target, kernels)
         rows += measured[0]
         refused += measured[1]
     if args.record:
@@ -238,10 +241,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(json.dumps([asdict(row) for row in rows]))
         return
     table = Table()
-    for column in (*asdict(rows[0]),)[:-4]:
+    for column in StaticRow.__dataclass_fields__:
         table.add_column(column.replace("_", " "))
     for row in rows:
-        table.add_row(*map(str, (*asdict(row).values(),)[:-4]))
+        table.add_row(*map(str, asdict(row).values()))
     Console(width=240).print(table)
 
 

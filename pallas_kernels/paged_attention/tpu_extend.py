@@ -127,12 +127,14 @@ def _extend(
     check_pool(kv_pages.shape[1], kv_pages.shape[2], kv_pages.dtype)
     layout = HeadLayout(q.shape[1], num_kv_heads, q.shape[2], kv_pages.shape[2])
     computed = compute_dtype(q.dtype, kv_pages.dtype)
+    # There is no float16 in a kernel.
+    out_dtype = jnp.dtype(jnp.float32 if q.dtype == jnp.float16 else q.dtype)
     tiles = choose_extend_tiles(
         chip,
         layout,
         pool_dtype=kv_pages.dtype,
         compute_dtype=computed,
-        out_dtype=q.dtype,
+        out_dtype=out_dtype,
         return_lse=return_lse,
         max_q_len=max_q_len,
         table_len=page_table.shape[1] * kv_pages.shape[1],
@@ -144,7 +146,7 @@ def _extend(
         tiles=tiles,
         pool_dtype=kv_pages.dtype,
         compute_dtype=computed,
-        out_dtype=q.dtype,
+        out_dtype=out_dtype,
         sliding_window=sliding_window,
         score_cap=None if logit_soft_cap is None else logit_soft_cap * LOG2_E,
         return_lse=return_lse,
@@ -165,7 +167,7 @@ def _extend(
     if lse is not None:
         by_slot = lse[..., 0].reshape(num_kv_heads, -1, spec.group_size).transpose(1, 0, 2)
         lse = by_slot.reshape(-1, q.shape[1])[places.slots]
-    return take_results(spec, out, places), lse, places.taken
+    return take_results(spec, out, places).astype(q.dtype), lse, places.taken
 
 
 def call_extend_kernel(

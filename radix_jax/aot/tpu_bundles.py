@@ -83,10 +83,11 @@ class Program:
 
     @cached_property
     def main_loop(self) -> int | None:
-        """Index of the loop with the most matmuls outside of loops in it; None where no loop has any."""
-        own = [self._own(index).matmuls for index in range(len(self.loops))]
-        best = max(range(len(own)), key=own.__getitem__, default=None)
-        return best if best is not None and own[best] else None
+        """Index of the loop with the most matmuls outside of loops in it, of several the shortest; None where no loop
+        has any."""
+        own = [self._own(index) for index in range(len(self.loops))]
+        best = max(range(len(own)), key=lambda index: (own[index].matmuls, -own[index].bundles), default=None)
+        return best if best is not None and own[best].matmuls else None
 
     def _own(self, index: int) -> Work:
         loop = self.loops[index]
