@@ -60,9 +60,12 @@ class Tiles:
 
 
 def chip_of(device_kind: str | None = None) -> TpuChip:
-    """The chip of a jax.Device.device_kind; None: of this process's first device."""
-    kind = jax.local_devices()[0].device_kind if device_kind is None else device_kind
-    name = kind.removeprefix("TPU").strip().lower()
+    """The chip of a jax.Device.device_kind; None: of the device that is lowered for, where the mesh tells, as it does in
+    compiles without a TPU; else of this process's first device."""
+    if device_kind is None:
+        told = jax.sharding.get_abstract_mesh().abstract_device
+        device_kind = jax.local_devices()[0].device_kind if told is None else told.device_kind
+    name = device_kind.removeprefix("TPU").strip().lower()
     return CHIPS.get("v7x" if name in ("7", "7x", "v7x") else _KINDS.get(name, ""), ASSUMED_CHIP)
 
 
