@@ -14,8 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Int32
 
-from radix_jax.pallas_kernels.paged_attention.tpu_heads import LANES, HeadLayout
-from radix_jax.pallas_kernels.paged_attention.tpu_tiles import write_group
+from radix_jax.pallas_kernels.paged_attention.tpu_heads import LANES, SUBLANES, HeadLayout
 
 # Memory on the device while a kernel is traced.
 Ref = Any
@@ -103,7 +102,7 @@ def clean_rows(layout: HeadLayout, tiles: TileBuffers, slot: Scalar, live: Scala
 
     @pl.when(live < dirty)
     def _() -> None:
-        group = write_group(tiles.buffers.dtype)
+        group = SUBLANES * 4 // tiles.buffers.dtype.itemsize
         shift = group.bit_length() - 1
         first = jax.lax.shift_right_logical(live, shift)
         end = jax.lax.shift_right_logical(dirty + group - 1, shift)

@@ -15,7 +15,6 @@ A row's record holds what the kernel reads of it beside the pool, as float32 row
     [.., + W / 128)   the same as words, each row of a word the same, unless they follow from the lanes
 """
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -38,7 +37,6 @@ from radix_jax.pallas_kernels.paged_attention.tpu_copies import (
     wait_for_copies,
 )
 from radix_jax.pallas_kernels.paged_attention.tpu_decode_item import (
-    NUM_RECORDS,
     NUM_RESULTS,
     DecodeSpec,
     Item,
@@ -52,15 +50,11 @@ from radix_jax.pallas_kernels.paged_attention.tpu_decode_item import (
     wait_for_results,
     words_follow,
 )
-from radix_jax.pallas_kernels.paged_attention.tpu_heads import LANES, SUBLANES, HeadLayout
+from radix_jax.pallas_kernels.paged_attention.tpu_heads import LANES, HeadLayout
 from radix_jax.pallas_kernels.paged_attention.tpu_tiles import (
-    Tiles,
     TpuChip,
     check_pool,
     check_scalars,
-    choose_tiles,
-    vmem_array_bytes,
-    write_group,
 )
 from radix_jax.pallas_kernels.paged_attention.tpu_work import WorkList, decode_work
 from radix_jax.pallas_kernels.paged_attention.tpu_write import pool_lanes
@@ -95,12 +89,11 @@ def decode(
         UnsupportedOption: a pool that can't be copied by pages, or one too large for the chip's VMEM or scalar memory.
     """
     check_pool(kv_pages.shape[1], kv_pages.shape[2], kv_pages.dtype)
-    spec, factor = _spec_of(
+    spec = spec_of(
         q,
         kv_pages,
         page_table.shape[1],
         num_kv_heads=num_kv_heads,
-        scale=scale,
         sliding_window=sliding_window,
         logit_soft_cap=logit_soft_cap,
         return_lse=return_lse,
@@ -116,7 +109,8 @@ def decode(
         num_spare=spec.tiles.num_buffers,
         sliding_window=sliding_window,
     )
-    check_scalars(sum(x.size for x in work) + page_table.size + 1, page_table.shape)
+    check_scalars(sum(x.size for x in work) + page_table.size + spec.shape.num_copies + 1, page_table.shape)
+    factor = scale * LOG2_E if logit_soft_cap is None else scale / logit_soft_cap
     per_head = jnp.full((q.shape[1], 1), factor, jnp.float32)
     if kv_scales is not None:
         per_head = per_head * jnp.repeat(kv_scales[:, :1], q.shape[1] // num_kv_heads, axis=0)
@@ -124,7 +118,8 @@ def decode(
     records = make_records(spec, q.astype(jnp.float32) * per_head, lanes)
     # An array and no constant: the layers of a model then share one compiled kernel.
     offset = jnp.asarray(page_offset, jnp.int32).reshape(1)
-    pages = page_table.reshape(-1)
+    # A tile's pages are looked up before it is known which it has.
+    pages = jnp.pad(page_table.reshape(-1), (0, spec.shape.num_copies))
     out, lse, kv_pages = call_decode_kernel(work, pages, offset, records, kv_pages, spec=spec, interpret=interpret)
     out = spec.layout.unstack(out)
     if kv_scales is not None:
@@ -134,43 +129,34 @@ def decode(
     return out.astype(q.dtype), lse, kv_pages
 
 
-def _spec_of(
-    q: jax.Array,
-    kv_pages: jax.Array,
+def spec_of(
+    q: Any,
+    kv_pages: Any,
     table_width: int,
     *,
     num_kv_heads: int,
-    scale: float,
     sliding_window: int | None,
     logit_soft_cap: float | None,
     return_lse: bool,
     is_scaled: bool,
     writes: bool,
     chip: TpuChip,
-) -> tuple[DecodeSpec, float]:
-    """(spec, what q is multiplied by)."""
-    layout = HeadLayout(q.shape[1], num_kv_heads, q.shape[2], kv_pages.shape[2])
-    spec = DecodeSpec(
-        layout=layout,
+) -> DecodeSpec:
+    """The kernel for arrays, or shapes and dtypes, of a call."""
+    return DecodeSpec(
+        layout=HeadLayout(q.shape[1], num_kv_heads, q.shape[2], kv_pages.shape[2]),
         page_size=kv_pages.shape[1],
         table_width=table_width,
-        tiles=Tiles(0, 0, 0),
-        pool_dtype=kv_pages.dtype,
+        chip=chip,
+        pool_dtype=jnp.dtype(kv_pages.dtype),
         compute_dtype=compute_dtype(q.dtype, kv_pages.dtype),
-        out_dtype=jnp.dtype(jnp.float32) if is_scaled else q.dtype,
+        # What is scaled is so before it is rounded, and there is no float16 in a kernel.
+        out_dtype=jnp.dtype(jnp.float32 if is_scaled or q.dtype == jnp.float16 else q.dtype),
         sliding_window=sliding_window,
         score_cap=None if logit_soft_cap is None else logit_soft_cap * LOG2_E,
         writes=writes,
         return_lse=return_lse,
     )
-    tiles = choose_tiles(
-        chip,
-        tile_bytes=layout.width * kv_pages.dtype.itemsize,
-        fixed_bytes=sum(vmem_array_bytes(*array) for array in _vmem_arrays(spec)),
-        table_len=table_width * spec.page_size,
-    )
-    factor = scale * LOG2_E if logit_soft_cap is None else scale / logit_soft_cap
-    return dataclasses.replace(spec, tiles=tiles), factor
 
 
 def compute_dtype(q_dtype: Any, pool_dtype: Any) -> Any:
@@ -181,7 +167,7 @@ def compute_dtype(q_dtype: Any, pool_dtype: Any) -> Any:
 
 def make_records(
     spec: DecodeSpec, q: Float32[jax.Array, "T N H"], lanes: Float[jax.Array, "T W"] | None
-) -> Float32[jax.Array, "T M D"]:
+) -> Float32[jax.Array, "T R 128"]:
     """What the kernel reads of each token beside the pool; see above. q: scaled."""
     num_tokens = q.shape[0]
     # As it goes into the matmuls, so that the new token's score, which does not, is like the others.
@@ -205,12 +191,12 @@ def call_decode_kernel(
     work: WorkList,
     pages: Int32[jax.Array, " Z"],
     page_offset: Int32[jax.Array, " 1"],
-    records: Float32[jax.Array, "T M D"],
+    records: Float32[jax.Array, "T R 128"],
     kv_pages: KVPool,
     *,
     spec: DecodeSpec,
     interpret: Any,
-) -> tuple[Float[jax.Array, "T M D"], Float32[jax.Array, "T M D"] | None, KVPool]:
+) -> tuple[Float[jax.Array, "T M D"], Float32[jax.Array, "T M 128"] | None, KVPool]:
     """(rows of slabs, their log sums in every lane or None, pool)."""
     num_tokens, layout = records.shape[0], spec.layout
     # Aliased, as the kernel leaves tokens of no row alone.
@@ -244,21 +230,6 @@ def call_decode_kernel(
     return given[0], lse, given[-1] if spec.writes else kv_pages
 
 
-def _vmem_arrays(spec: DecodeSpec) -> list[tuple[tuple[int, ...], Any]]:
-    """Shape and dtype of what is in VMEM beside the tiles: records, results, new tile rows, running softmax."""
-    layout, f32 = spec.layout, jnp.dtype(jnp.float32)
-    state = (layout.num_rows, LANES)
-    return [
-        ((NUM_RECORDS, spec.record_rows, LANES), f32),
-        ((NUM_RESULTS, layout.num_rows, layout.out_width), spec.out_dtype),
-        ((NUM_RESULTS, *(state if spec.return_lse else (SUBLANES, LANES))), f32),
-        ((NUM_RESULTS, write_group(spec.pool_dtype), layout.width if spec.writes else LANES), spec.pool_dtype),
-        (state, f32),
-        (state, f32),
-        ((layout.num_rows, layout.out_width), f32),
-    ]
-
-
 def _scratch_shapes(spec: DecodeSpec) -> list[Any]:
     """In the order in which `_name_refs` takes them."""
     num_buffers, width = spec.tiles.num_buffers, spec.layout.width
@@ -267,7 +238,7 @@ def _scratch_shapes(spec: DecodeSpec) -> list[Any]:
         pltpu.SemaphoreType.DMA((num_buffers,)),
         pltpu.SMEM((num_buffers,), jnp.int32),
         pltpu.SemaphoreType.DMA((NUM_RESULTS,)),
-        *(pltpu.VMEM(shape, dtype) for shape, dtype in _vmem_arrays(spec)),
+        *(pltpu.VMEM(shape, dtype) for shape, dtype in spec.vmem_arrays),
     ]
 
 

@@ -1,5 +1,6 @@
 """One item of the decode kernel: a KV tile of one row, all kv heads."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +22,13 @@ from radix_jax.pallas_kernels.paged_attention.tpu_copies import (
 )
 from radix_jax.pallas_kernels.paged_attention.tpu_heads import LANES, SUBLANES, HeadLayout, Slab, Window
 from radix_jax.pallas_kernels.paged_attention.tpu_steps import NUM_COPY_STEPS, decode_steps
-from radix_jax.pallas_kernels.paged_attention.tpu_tiles import Tiles, write_group
+from radix_jax.pallas_kernels.paged_attention.tpu_tiles import (
+    Tiles,
+    TpuChip,
+    choose_tiles,
+    vmem_array_bytes,
+    write_group,
+)
 from radix_jax.pallas_kernels.paged_attention.tpu_work import FIRST_BIT, ROW_SHIFT, TILE_MASK
 
 LN_2 = 0.6931471805599453
@@ -43,7 +50,7 @@ class DecodeSpec:
     layout: HeadLayout
     page_size: int
     table_width: int
-    tiles: Tiles
+    chip: TpuChip
     pool_dtype: Any
     compute_dtype: Any
     out_dtype: Any
@@ -51,6 +58,31 @@ class DecodeSpec:
     score_cap: float | None
     writes: bool
     return_lse: bool
+
+    @functools.cached_property
+    def tiles(self) -> Tiles:
+        """Chosen for the shape and the chip."""
+        return choose_tiles(
+            self.chip,
+            tile_bytes=self.layout.width * self.pool_dtype.itemsize,
+            fixed_bytes=sum(vmem_array_bytes(*array) for array in self.vmem_arrays),
+            table_len=self.table_width * self.page_size,
+        )
+
+    @property
+    def vmem_arrays(self) -> list[tuple[tuple[int, ...], Any]]:
+        """Shape and dtype of what is in VMEM beside the tiles: records, results, new tile rows, running softmax."""
+        layout, f32 = self.layout, jnp.dtype(jnp.float32)
+        state = (layout.num_rows, LANES)
+        return [
+            ((NUM_RECORDS, self.record_rows, LANES), f32),
+            ((NUM_RESULTS, layout.num_rows, layout.out_width), self.out_dtype),
+            ((NUM_RESULTS, *(state if self.return_lse else (SUBLANES, LANES))), f32),
+            ((NUM_RESULTS, write_group(self.pool_dtype), layout.width if self.writes else LANES), self.pool_dtype),
+            (state, f32),
+            (state, f32),
+            ((layout.num_rows, layout.out_width), f32),
+        ]
 
     @property
     def shape(self) -> TileShape:
@@ -186,7 +218,7 @@ class ItemParts:
     def run(self) -> None:
         """All parts, and the results on their way where the item is the row's last."""
         self.refs.tiles.dirty[self.slot] = self.live
-        for part, index in decode_steps(len(self.spec.layout.slabs)):
+        for part, index in decode_steps(len(self.spec.layout.slabs), self.spec.chip.mxu_size):
             getattr(self, part)(index)
         pl.when(self.item.num_tokens <= self.spec.tiles.tile_len)(self._start_results)
 
@@ -203,26 +235,38 @@ class ItemParts:
     def scores_low(self, index: int) -> None:
         """The scores of a slab, in the first half of the tile."""
         chunks = self.spec.chunks
-        self.scores[index, 0] = [self._score(self.spec.layout.slabs[index], c) for c in chunks[: len(chunks) // 2]]
+        self.scores[index, 0] = self._scores(self.spec.layout.slabs[index], chunks[: len(chunks) // 2])
 
     def scores_high(self, index: int) -> None:
         """The scores of a slab, in the other half."""
         chunks = self.spec.chunks
-        self.scores[index, 1] = [self._score(self.spec.layout.slabs[index], c) for c in chunks[len(chunks) // 2 :]]
+        self.scores[index, 1] = self._scores(self.spec.layout.slabs[index], chunks[len(chunks) // 2 :])
 
-    def _score(self, slab: Slab, chunk: int) -> Float32[jax.Array, "M S"]:
-        rows = slice(chunk * LANES, (chunk + 1) * LANES)
-        parts = []
+    def _scores(self, slab: Slab, chunks: range) -> list[Float32[jax.Array, "M S"]]:
+        """Of each chunk. One matmul for all kv heads: q is 0 in the lanes of heads that are not the row's."""
+        if not chunks:
+            return []
+        rows = slice(chunks.start * LANES, chunks.stop * LANES)
+        q, k = [], []
         for head in slab.heads:
             window = self.spec.layout.k_window(head)
-            k = self._load(rows, window)
-            q = jnp.concatenate([self._q(slab, group) for group in range(window.width // LANES)], axis=1)
-            parts.append(
-                jax.lax.dot_general(
-                    q.astype(self.spec.compute_dtype), k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-                )
-            )
-        return self._own(slab, parts)
+            k.append(self._load(rows, window))
+            q += [self._of_head(slab, head, self._q(slab, group)) for group in range(window.width // LANES)]
+        scores = jax.lax.dot_general(
+            jnp.concatenate(q, axis=1).astype(self.spec.compute_dtype),
+            jnp.concatenate(k, axis=1),
+            (((1,), (1,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )
+        return [scores[:, place * LANES : (place + 1) * LANES] for place in range(len(chunks))]
+
+    def _of_head(self, slab: Slab, head: int, rows: jax.Array) -> jax.Array:
+        """The rows of a kv head, 0 in the others."""
+        if slab.num_heads == 1:
+            return rows
+        first = (head - slab.first_head) * self.spec.layout.group_size
+        row = jax.lax.broadcasted_iota(jnp.int32, rows.shape, 0)
+        return jnp.where((row >= first) & (row < first + self.spec.layout.group_size), rows, 0.0)
 
     def _q(self, slab: Slab, group: int) -> Float32[jax.Array, "M D"]:
         start = group * self.spec.layout.num_rows + slab.row
@@ -241,7 +285,7 @@ class ItemParts:
         row = jax.lax.broadcasted_iota(jnp.int32, parts[0].shape, 0)
         chosen = parts[0]
         for index, part in enumerate(parts[1:], start=1):
-            chosen = jnp.where(row < index * self.spec.layout.group_rows, chosen, part)
+            chosen = jnp.where(row < index * self.spec.layout.group_size, chosen, part)
         return chosen
 
     def softmax(self, index: int) -> None:
@@ -292,37 +336,46 @@ class ItemParts:
         return jnp.broadcast_to(self.refs.record[self.item.record, row : row + 1], (slab.num_rows, LANES))
 
     def values_low(self, index: int) -> None:
-        """The weighted V of the first half of a slab's kv heads."""
-        heads = self.spec.layout.slabs[index].heads
-        self.sums[index] = [self._weighted(index, head) for head in heads[: len(heads) // 2]]
+        """The weighted V of a slab, of the first half of the tile."""
+        chunks = self.spec.chunks
+        self.sums[index] = self._weighted(index, chunks[: len(chunks) // 2])
 
     def values_high(self, index: int) -> None:
-        """The weighted V of the other half, and all of them into the running values and the results."""
-        slab, spec, refs = self.spec.layout.slabs[index], self.spec, self.refs
-        parts = self.sums.pop(index) + [self._weighted(index, head) for head in slab.heads[len(slab.heads) // 2 :]]
+        """The weighted V of the other half, and all of it into the running values and the results."""
+        slab, spec, refs, chunks = self.spec.layout.slabs[index], self.spec, self.refs, self.spec.chunks
+        parts = _tree(jnp.add, self.sums.pop(index) + self._weighted(index, chunks[len(chunks) // 2 :]))
         _, decay = self.weights.pop(index)
         total = jnp.broadcast_to(refs.total[slab.rows].sum(axis=1, keepdims=True), decay.shape)
         scale = pl.reciprocal(total)
+        windows = [spec.layout.v_window(head) for head in slab.heads]
+        starts = [sum(window.width for window in windows[:place]) for place in range(len(windows))]
         for group in range(spec.layout.out_width // LANES):
             lanes = slice(group * LANES, (group + 1) * LANES)
             before = jnp.zeros((slab.num_rows, LANES))
             if spec.writes:
-                windows = [spec.layout.v_window(head) for head in slab.heads]
                 before = self._own(slab, [self._new_lanes(slab, window, group) for window in windows])
             before = jnp.where(self.is_first, before, refs.values[slab.rows, lanes])
             # A window that ends sooner adds nothing here.
-            new = self._own(
-                slab, [part[:, lanes] if part.shape[1] > group * LANES else jnp.zeros_like(before) for part in parts]
-            )
-            values = before * decay + new
+            new = [
+                parts[:, start + lanes.start : start + lanes.stop]
+                if lanes.start < window.width
+                else jnp.zeros_like(before)
+                for window, start in zip(windows, starts, strict=True)
+            ]
+            values = before * decay + self._own(slab, new)
             refs.values[slab.rows, lanes] = values
             refs.out_rows[self.item.result, slab.rows, lanes] = (values * scale).astype(spec.out_dtype)
         if spec.return_lse:
             refs.lse_rows[self.item.result, slab.rows] = (refs.top[slab.rows] + jnp.log2(total)) * LN_2
 
-    def _weighted(self, index: int, head: int) -> Float32[jax.Array, "M D"]:
-        v = self._load(slice(None), self.spec.layout.v_window(head))
-        return jnp.dot(self.weights[index][0], v, preferred_element_type=jnp.float32)
+    def _weighted(self, index: int, chunks: range) -> list[Float32[jax.Array, "M D"]]:
+        """One matmul for the V windows of all kv heads, side by side; none without chunks."""
+        if not chunks:
+            return []
+        rows = slice(chunks.start * LANES, chunks.stop * LANES)
+        heads = self.spec.layout.slabs[index].heads
+        v = jnp.concatenate([self._load(rows, self.spec.layout.v_window(head)) for head in heads], axis=1)
+        return [jnp.dot(self.weights[index][0][:, rows], v, preferred_element_type=jnp.float32)]
 
     def write(self, _: int) -> None:
         """The tile rows around the new token's place, with the new token in them."""

@@ -58,18 +58,17 @@ class Slab:
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """Windows and slabs of a shape. width: W, whole groups. rows_per_head: what a query head takes, 1 in decode."""
+    """Windows and slabs of a shape. width: W, whole lane groups."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     width: int
-    rows_per_head: int = 1
 
     @property
-    def group_rows(self) -> int:
-        """Rows that read one kv head."""
-        return self.num_heads // self.num_kv_heads * self.rows_per_head
+    def group_size(self) -> int:
+        """Query heads that read one kv head."""
+        return self.num_heads // self.num_kv_heads
 
     def k_window(self, head: int) -> Window:
         """Where the K of a kv head is read."""
@@ -96,8 +95,8 @@ class HeadLayout:
     @functools.cached_property
     def slabs(self) -> tuple[Slab, ...]:
         """As many kv heads in one as fit in 8 sublanes, at least one."""
-        per_slab = max(1, SUBLANES // self.group_rows)
-        num_rows = _round_up(min(per_slab, self.num_kv_heads) * self.group_rows, SUBLANES)
+        per_slab = max(1, SUBLANES // self.group_size)
+        num_rows = _round_up(min(per_slab, self.num_kv_heads) * self.group_size, SUBLANES)
         firsts = range(0, self.num_kv_heads, per_slab)
         return tuple(
             Slab(first, min(per_slab, self.num_kv_heads - first), index * num_rows, num_rows)
@@ -115,7 +114,7 @@ class HeadLayout:
         return 2 * self.num_kv_heads * self.head_dim
 
     def stack(self, heads: Float[jax.Array, "T N H"]) -> Float[jax.Array, "T M D"]:
-        """Query heads as rows of slabs, each in the lanes of its K window; 0 elsewhere. For rows_per_head 1."""
+        """Query heads as rows of slabs, each in the lanes of its K window; 0 elsewhere."""
         windows = [self.k_window(head) for head in range(self.num_kv_heads)]
         grouped = heads.reshape(heads.shape[0], self.num_kv_heads, -1, self.head_dim)
         offsets = [window.offset for window in windows]
@@ -127,17 +126,17 @@ class HeadLayout:
             grouped = jnp.stack(parts, axis=1)
         return self._to_slabs(grouped)
 
-    def _to_slabs(self, grouped: Float[jax.Array, "T G M D"]) -> Float[jax.Array, "T M D"]:
-        num_tokens, _, group_rows, lanes = grouped.shape
+    def _to_slabs(self, grouped: Float[jax.Array, "T G X D"]) -> Float[jax.Array, "T M D"]:
+        num_tokens, _, group_size, lanes = grouped.shape
         per_slab, num_rows = self.slabs[0].num_heads, self.slabs[0].num_rows
         missing = len(self.slabs) * per_slab - self.num_kv_heads
         grouped = _pad_axis(grouped, 1, missing)
-        slabs = grouped.reshape(num_tokens, len(self.slabs), per_slab * group_rows, lanes)
-        slabs = _pad_axis(slabs, 2, num_rows - per_slab * group_rows)
+        slabs = grouped.reshape(num_tokens, len(self.slabs), per_slab * group_size, lanes)
+        slabs = _pad_axis(slabs, 2, num_rows - per_slab * group_size)
         return slabs.reshape(num_tokens, self.num_rows, lanes)
 
     def unstack(self, rows: Float[jax.Array, "T M D"]) -> Float[jax.Array, "T N H"]:
-        """The query heads of rows of slabs, each from the lanes of its V window. For rows_per_head 1."""
+        """The query heads of rows of slabs, each from the lanes of its V window."""
         grouped = self.unstack_rows(rows)
         offsets = [self.v_window(head).offset for head in range(self.num_kv_heads)]
         if len(set(offsets)) == 1:
@@ -147,12 +146,12 @@ class HeadLayout:
             grouped = jnp.stack(parts, axis=1)
         return grouped.reshape(rows.shape[0], self.num_heads, self.head_dim)
 
-    def unstack_rows(self, rows: Float[jax.Array, "T M D"]) -> Float[jax.Array, "T G M D"]:
+    def unstack_rows(self, rows: Float[jax.Array, "T M D"]) -> Float[jax.Array, "T G X D"]:
         """Rows of slabs by kv head, without padding."""
         per_slab, num_rows = self.slabs[0].num_heads, self.slabs[0].num_rows
         slabs = rows.reshape(rows.shape[0], len(self.slabs), num_rows, rows.shape[2])
-        slabs = slabs[:, :, : per_slab * self.group_rows]
-        heads = slabs.reshape(rows.shape[0], -1, self.group_rows, rows.shape[2])
+        slabs = slabs[:, :, : per_slab * self.group_size]
+        heads = slabs.reshape(rows.shape[0], -1, self.group_size, rows.shape[2])
         return heads[:, : self.num_kv_heads]
 
 

@@ -23,18 +23,22 @@ MIN_BUFFERS = 2
 
 @dataclass(frozen=True)
 class TpuChip:
-    """What the kernels need to know of a chip. vmem_bytes: of a core. num_buffers: KV tiles that keep its HBM busy."""
+    """What the kernels need to know of a chip.
+
+    vmem_bytes: of a core. num_buffers: KV tiles that keep its HBM busy. mxu_size: rows and columns of a matmul unit.
+    """
 
     vmem_bytes: int
     num_buffers: int
+    mxu_size: int = 128
 
 
 CHIPS = {
     "v4": TpuChip(16 * MIB, 3),
     "v5e": TpuChip(128 * MIB, 3),
     "v5p": TpuChip(64 * MIB, 3),
-    "v6e": TpuChip(128 * MIB, 4),
-    "v7x": TpuChip(64 * MIB, 4),
+    "v6e": TpuChip(128 * MIB, 4, 256),
+    "v7x": TpuChip(64 * MIB, 4, 256),
 }
 # Of programs that are made where no TPU is, and of chips that are not listed.
 ASSUMED_CHIP = TpuChip(16 * MIB, 3)
@@ -56,9 +60,12 @@ class Tiles:
 
 
 def chip_of(device_kind: str | None = None) -> TpuChip:
-    """The chip of a jax.Device.device_kind; None: of this process's first device."""
-    kind = jax.local_devices()[0].device_kind if device_kind is None else device_kind
-    name = kind.removeprefix("TPU").strip().lower()
+    """The chip of a jax.Device.device_kind; None: of the device that is lowered for, where the mesh tells, as it does in
+    compiles without a TPU; else of this process's first device."""
+    if device_kind is None:
+        told = jax.sharding.get_abstract_mesh().abstract_device
+        device_kind = jax.local_devices()[0].device_kind if told is None else told.device_kind
+    name = device_kind.removeprefix("TPU").strip().lower()
     return CHIPS.get("v7x" if name in ("7", "7x", "v7x") else _KINDS.get(name, ""), ASSUMED_CHIP)
 
 
@@ -105,8 +112,13 @@ def check_pool(page_size: int, width: int, dtype: Any) -> None:
     """Nothing, if the TPU kernels can copy pages of this shape.
 
     Raises:
-        UnsupportedOption: lanes that are no whole groups, or pages of another size than a power of two of tile rows.
+        UnsupportedOption: float16, lanes that are no whole groups, or pages that are no power of two of tile rows.
     """
+    if jnp.dtype(dtype) == jnp.float16:
+        raise UnsupportedOption(
+            "attention backend 'pallas_tpu' takes no pool of float16, which TPU kernels can't load; use bfloat16, "
+            "float32 or float8"
+        )
     least = write_group(dtype)
     if width % LANES:
         raise UnsupportedOption(

@@ -21,7 +21,7 @@ MAX_ROWS = 1 << 15
 class WorkList(NamedTuple):
     """Items of rows that have work; `rows` are numbered through those alone, in their order.
 
-    items: row, first and tile of each, as one word; those behind the last are of row `num_rows`, which has no token.
+    items: row, first and tile of each, as one word; those behind the last are tile 0 of a row without a token.
     counts: (number of items, number of rows).
     kv_lens, row_ids, tokens: of each row, its length, its place in the page table, and the token that asks.
     """
@@ -57,7 +57,7 @@ def decode_work(
         first_tiles = jnp.maximum(lens - sliding_window, 0) // tile_len
     counts = -(-lens // tile_len) - first_tiles
     rows, index = flat_items(counts, num_items_bound(num_rows, table_len, tile_len, num_spare))
-    tiles = index + _pad(first_tiles)[rows]
+    tiles = jnp.where(rows < num_rows, index + _pad(first_tiles)[rows], 0)
     items = (rows << ROW_SHIFT) | jnp.where(index == 0, FIRST_BIT, 0) | (tiles & TILE_MASK)
     return WorkList(
         items=items,

@@ -1,8 +1,8 @@
 """Write new keys and values into the pool on a TPU, in groups of the rows of one tile.
 
-A tile of HBM is 8 rows of lanes (float8: 32) and nothing smaller is written. New tokens come in runs, which are tokens one
-after the other whose slots are so too and lie in one group. A group of which a run has all rows is written, another is
-read, merged and written. Where two runs of neighbouring blocks meet in a group, which an engine's steps do not bring
+A tile of HBM is 8 rows of lanes (float8: 32) and nothing smaller is written. New tokens come in runs, which are tokens
+one after the other whose slots are so too and lie in one group. A group of which a run has all rows is written, another
+is read, merged and written. Where two runs of neighbouring blocks meet in a group, which an engine's steps do not bring
 about, they are done one after the other.
 
 Everything moves as 32-bit words: new tokens come as rows of words that hold their element in every part, so that a row
@@ -73,6 +73,8 @@ def write_kv_tpu(
     )
     check_scalars(sum(x.size for x in runs), write_slots.shape)
     words = pool_words(pool_lanes(k, v, width, kv_pages.dtype, kv_scales))
+    # By lane groups, as rows are taken from any place of arrays of 128 lanes only.
+    words = words.reshape(-1, width // LANES, LANES).swapaxes(0, 1)
     offset = jnp.asarray(page_offset, jnp.int32).reshape(1)
     return call_write_kernel(runs, offset, words, kv_pages, block_len=block_len, interpret=interpret)
 
@@ -95,7 +97,9 @@ def pool_lanes(
     if dtype.itemsize == 1:
         largest = float(jnp.finfo(dtype).max)
         lanes = jnp.clip(lanes.astype(jnp.float32), -largest, largest)
-    return jnp.pad(lanes.astype(dtype), ((0, 0), (0, width - lanes.shape[1])))
+    lanes = jnp.pad(lanes.astype(dtype), ((0, 0), (0, width - lanes.shape[1])))
+    # Else XLA, which may keep more precision than is asked for, leaves out the rounding where float32 is next.
+    return jax.lax.optimization_barrier(lanes)
 
 
 def pool_words(lanes: Float[jax.Array, "T W"]) -> Int32[jax.Array, "T W"]:
@@ -128,8 +132,8 @@ def find_runs(write_slots: Int32[jax.Array, " T"], *, num_slots: int, group: int
     tokens = jnp.argsort(~begins, stable=True).astype(jnp.int32)
     last_tokens = jnp.argsort(~ends, stable=True).astype(jnp.int32)
     ends_before = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(ends, dtype=jnp.int32)])
-    # Each token's group; those of padding are its own.
-    groups = jnp.where(begins, slots // group, -1 - jnp.arange(slots.shape[0], dtype=jnp.int32))
+    # A run's group, at the token with which it ends; of other tokens something that is no other's.
+    groups = jnp.where(ends, slots // group, -1 - jnp.arange(slots.shape[0], dtype=jnp.int32))
     blocks = groups.reshape(num_blocks, block_len)
     before = jnp.concatenate([jnp.full((1, block_len), -1 - slots.shape[0], jnp.int32), blocks[:-1]])
     same = (blocks[:, :, None] == jnp.concatenate([before, blocks], axis=1)[:, None, :]).sum(axis=(1, 2))
@@ -146,7 +150,7 @@ def find_runs(write_slots: Int32[jax.Array, " T"], *, num_slots: int, group: int
 def call_write_kernel(
     runs: Runs,
     page_offset: Int32[jax.Array, " 1"],
-    words: Int32[jax.Array, "T W"],
+    words: Int32[jax.Array, "X T 128"],
     kv_pages: KVPool,
     *,
     block_len: int,
@@ -156,12 +160,13 @@ def call_write_kernel(
     group, width, dtype = write_group(kv_pages.dtype), kv_pages.shape[2], kv_pages.dtype
     num_blocks = runs.meets.shape[0]
     # A run may begin before its block, and what is taken with it may end behind, by less than a group's rows.
-    words = jnp.pad(words, ((group, num_blocks * block_len - words.shape[0] + group), (0, 0)))
+    behind = num_blocks * block_len - words.shape[1] + group
+    words = jnp.pad(words, ((0, 0), (group, behind), (0, 0)))
     scalars = (*runs, page_offset)
     inputs = [pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in (words, kv_pages)]
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     scratch = [
-        ((2, block_len + 2 * group, width), jnp.int32),
+        ((2, width // LANES, block_len + 2 * group, LANES), jnp.int32),
         ((2, block_len, group, width), dtype),
     ]
     vmem_bytes = 2 * width * (4 * (block_len + 2 * group) + block_len * group * dtype.itemsize)
@@ -189,8 +194,11 @@ def call_write_kernel(
 
 
 class _Refs(NamedTuple):
-    """What the kernel reads and writes. rows: new tokens of two blocks; groups: of each run of two blocks; arrived, read,
-    written: semaphores of those; num_written: groups of each of the two blocks that are on their way."""
+    """What the kernel reads and writes.
+
+    rows: new tokens of two blocks. groups: of each run of two blocks. arrived, read, written: semaphores of those.
+    num_written: groups of each of the two blocks that are on their way.
+    """
 
     runs: Runs
     page_offset: Scalar
@@ -212,7 +220,8 @@ def write_kernel(*args: Ref, block_len: int) -> None:
     slot, other = jax.lax.bitwise_and(block, 1), jax.lax.bitwise_and(block + 1, 1)
 
     def rows_of(which: Scalar, to: Scalar) -> Any:
-        source = words.at[pl.ds(pl.multiple_of(which * block_len, MIN_BLOCK_LEN), rows.shape[1])]
+        first_row = pl.multiple_of(which * block_len, MIN_BLOCK_LEN)
+        source = words.at[:, pl.ds(first_row, rows.shape[2])]
         return pltpu.make_async_copy(source, rows.at[to], arrived.at[to])
 
     @pl.when(block == 0)
@@ -304,7 +313,8 @@ def _merge_groups(refs: _Refs, start: Scalar, end: Scalar, first: Scalar, first_
             lanes = slice(lane, lane + LANES)
             new = jnp.zeros((group // per_word, LANES), jnp.int32)
             for part in range(per_word):
-                taken = refs.rows[slot, pl.ds(origin + part, group // per_word, stride=per_word), lanes]
+                rows = pl.ds(origin + part, group // per_word, stride=per_word)
+                taken = refs.rows[slot, lane // LANES, rows]
                 new = new | (taken & part_mask(part, per_word))
             old = pltpu.bitcast(at[:, lanes], jnp.int32)
             at[:, lanes] = pltpu.bitcast(old ^ ((old ^ new) & mask), dtype)
