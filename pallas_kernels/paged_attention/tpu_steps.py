@@ -13,9 +13,9 @@ AHEAD = 3
 Step = tuple[str, int]
 # Found by exchanging single parts and keeping what counts no worse, for 8 kv heads of 128 in tiles of 512.
 _FOUR_SLABS = (
-    "scores_low 1, scores_high 0, scores_low 0, scores_high 1, scores_low 2, copies 0, record 0, scores_high 2, "
-    "copies 3, copies 2, softmax 0, scores_low 3, scores_high 3, values_low 0, values_high 0, softmax 1, values_low "
-    "1, softmax 2, values_high 1, write 0, values_low 2, softmax 3, values_high 2, values_low 3, values_high 3, "
+    "scores_low 1, scores_high 0, scores_low 0, scores_high 1, scores_low 2, copies 0, scores_high 2, copies 3, "
+    "copies 2, softmax 0, record 0, scores_high 3, write 0, scores_low 3, softmax 2, values_low 0, values_high 0, "
+    "softmax 1, values_low 1, values_high 1, values_low 2, softmax 3, values_low 3, values_high 2, values_high 3, "
     "copies 1"
 )
 
