@@ -81,9 +81,10 @@ def rows_of(num_rows: int, q_len: int, context: int) -> tuple[jax.Array, ...]:
 
 def decode_step(q: jax.Array, new: jax.Array, pool: jax.Array, *rows: jax.Array) -> jax.Array:
     """Attention of a decode step that writes its tokens too."""
+    page_table, kv_lens, cu_q_lens = rows
     slots = jnp.zeros(q.shape[0], jnp.int32)
     keywords = {"page_offset": 0, "scale": HEAD_DIM**-0.5, "max_q_len": 1}
-    return attend_and_write_tpu(q, new, new, pool, *rows, slots, **keywords)[0]
+    return attend_and_write_tpu(q, new, new, pool, page_table, kv_lens, cu_q_lens, slots, **keywords)[0]
 
 
 def extend_step(q_len: int, q: jax.Array, pool: jax.Array, *rows: jax.Array) -> Any:

@@ -104,7 +104,8 @@ class EngineConfig:
         scaled by 1: half the bytes, and of a value's digits about one.
     attention_backend: "auto" picks by platform: "pallas_gpu" on a GPU of compute capability 8.0 and up,
         "pallas_tpu" on a TPU from v4 on, elsewhere "xla". "pallas_interpret" and "pallas_tpu_interpret" run those
-        kernels on any machine, slowly, to prove them. In Python also a name that `register_attention_backend` was given.
+        kernels on any machine, slowly, to prove them. In Python also a name that `register_attention_backend` was
+        given.
     warmup: "full" compiles every bucket at start, "lazy" on first use.
     compile_cache_dir: folder of XLA's persistent compile cache; None is the user's cache folder, "" turns it off.
     seed: seeds the requests that bring no seed of their own, and the order of schedule_policy "random".

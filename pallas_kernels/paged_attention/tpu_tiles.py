@@ -60,8 +60,8 @@ class Tiles:
 
 
 def chip_of(device_kind: str | None = None) -> TpuChip:
-    """The chip of a jax.Device.device_kind; None: of the device that is lowered for, where the mesh tells, as it does in
-    compiles without a TPU; else of this process's first device."""
+    """The chip of a jax.Device.device_kind; None: of the device that is lowered for, where the mesh tells, as it does
+    in compiles without a TPU; else of this process's first device."""
     if device_kind is None:
         told = jax.sharding.get_abstract_mesh().abstract_device
         device_kind = jax.local_devices()[0].device_kind if told is None else told.device_kind

@@ -72,9 +72,9 @@ def settings_of(config: EngineConfig, model: Any, platform: str = "gpu") -> Step
     longest = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ValueError(f"max_model_len={config.max_model_len} exceeds the {longest} positions of the model; lower it")
-    if config.attention_backend == "pallas_interpret":
+    if config.attention_backend in ("pallas_interpret", "pallas_tpu_interpret"):
         raise ValueError(
-            "attention_backend='pallas_interpret' interprets the kernels on the host; give pallas_gpu, xla or auto"
+            f"attention_backend={config.attention_backend!r} interprets the kernels on the host; give auto"
         )
     dtype = config.dtype or "bfloat16"
     return StepSettings(
@@ -119,10 +119,13 @@ def compile_step(
 
     On a TPU it is the step of one device, with the whole model on it.
     """
-    kv = jax.eval_shape(lambda: init_kv(params.config, num_pages, settings.page_size, settings.kv_dtype))
+    backend = settings.attention_backend
+    kv = jax.eval_shape(
+        lambda: init_kv(params.config, num_pages, settings.page_size, settings.kv_dtype, attention_backend=backend)
+    )
     last_tokens = jax.ShapeDtypeStruct((settings.buckets.max_rows,), np.int32)
     buffer = jax.ShapeDtypeStruct((buffer_len(bucket),), np.int32)
-    step = functools.partial(_STEPS[bucket.kind], bucket=bucket, attention_backend=settings.attention_backend)
+    step = functools.partial(_STEPS[bucket.kind], bucket=bucket, attention_backend=backend)
     args = params, kv, last_tokens, buffer
     if isinstance(target, TpuTarget):
         return compile_for_tpu(target, step, *args, donate_argnums=1, compiler_options=compiler_options("tpu"))
