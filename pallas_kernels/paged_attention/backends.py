@@ -43,8 +43,9 @@ def attention_backend(requested: str = "auto", device: Any = None) -> tuple[str,
     """
     if requested == "auto":
         device = jax.local_devices()[0] if device is None else device
-        if _obstacle_to_pallas_tpu(device) is None:
-            return "pallas_tpu", f"this is {device.device_kind}"
+        if device.platform == "tpu":
+            obstacle = _obstacle_to_pallas_tpu(device)
+            return ("xla", obstacle) if obstacle else ("pallas_tpu", f"this is {device.device_kind}")
         obstacle = _obstacle_to_pallas_gpu(device)
         if obstacle:
             return "xla", obstacle
@@ -159,7 +160,7 @@ def _obstacle_to_pallas_tpu(device: Any) -> str | None:
     """Why the TPU kernels can't run on a device, or None."""
     if device.platform != "tpu":
         return f"the kernels are for TPUs, this is {device.platform}"
-    generation = re.match(r"TPU v?(\d+)", device.device_kind)
+    generation = re.match(r"TPU ?v?(\d+)", device.device_kind)
     if generation is None or int(generation[1]) < MIN_TPU_GENERATION:
         return f"the kernels are for TPU v{MIN_TPU_GENERATION} and later, this is {device.device_kind}"
     return None
