@@ -4,8 +4,18 @@ from radix_jax.pallas_kernels.paged_attention import (
     attention_backend,
     copy_pages,
     paged_attention,
+    pool_width,
     register_attention_backend,
+    write_and_attend,
     write_kv,
 )
 
-__all__ = ["attention_backend", "copy_pages", "paged_attention", "register_attention_backend", "write_kv"]
+__all__ = [
+    "attention_backend",
+    "copy_pages",
+    "paged_attention",
+    "pool_width",
+    "register_attention_backend",
+    "write_and_attend",
+    "write_kv",
+]

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 AttentionFn = Callable[..., Any]
-BUILT_IN_BACKENDS = ("auto", "xla", "pallas_gpu", "pallas_tpu", "pallas_interpret")
+BUILT_IN_BACKENDS = ("auto", "xla", "pallas_gpu", "pallas_tpu", "pallas_interpret", "pallas_tpu_interpret")
 
 # A registry, as of codecs: what a process has registered holds for all its engines.
 _registered: dict[str, AttentionFn] = {}

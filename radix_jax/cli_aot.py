@@ -1,4 +1,4 @@
-"""radix-jax aot: a model's steps on a GPU that is not there."""
+"""radix-jax aot: a model's steps on an accelerator that is not there."""
 
 import dataclasses
 import json
@@ -27,12 +27,32 @@ _SETTINGS = (
 )
 _DEFAULT_CONTEXT_LEN = 4096
 _TABLE_WIDTH = 110  # that all columns need; narrower terminals break the lines
+_GPU_COLUMNS = {
+    "registers": "registers",
+    "spilled bytes": "spilled_bytes",
+    "shared bytes": "shared_bytes",
+    "programs": "programs",
+    "threads": "num_threads",
+}
+_TPU_COLUMNS = {
+    "launches": "launches",
+    "bundles": "bundles",
+    "of the main loop": "main_loop_bundles",
+    "spills": "spills",
+    "copies": "copies",
+    "VMEM bytes": "vmem_bytes",
+}
 
 
 @with_fields("config", EngineConfig, _SETTINGS)
 def aot(
     config: EngineConfig,
-    target: Annotated[str, typer.Option(help="h200, h100, a100, l4 or rtx4090")] = "h200",
+    target: Annotated[
+        str,
+        typer.Option(
+            help="h200, h100, a100, l4, rtx4090, v4, v5e, v5p, v6e or v7x, or a topology: v5e:2x4, v6e:2x2, tpu7x:2x2x1"
+        ),
+    ] = "h200",
     model: Annotated[
         str,
         typer.Option(
@@ -46,23 +66,27 @@ def aot(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Compile a model's steps for a GPU that is not there, and say what they will cost.
+    """Compile a model's steps for a GPU or TPU that is not there, and say what they will cost.
 
     For decode and prefill, each in its largest bucket: compile time, memory, bytes and operations, the least time by
-    the target's data sheet, and how many pages fit. No weights are read. Needs: pip install 'radix_jax[aot]'.
+    the target's data sheet, and how many pages fit. No weights are read. Needs: pip install 'radix_jax[aot]', and for a
+    TPU libtpu. Of a topology the steps are those of one device, with the whole model on it.
     """
     # Read when jax first looks for devices; nothing here runs on one.
     os.environ["JAX_PLATFORMS"] = "cpu"
     from radix_jax.aot.compiling import check_installed, use_cpu
+    from radix_jax.aot.devices import find_target
     from radix_jax.aot.report import model_config, report_model
     from radix_jax.aot.steps import settings_of
-    from radix_jax.aot.targets import target_of
+    from radix_jax.aot.tpu_compiling import check_libtpu
+    from radix_jax.aot.tpu_targets import TpuTarget
 
     use_cpu()
-    found = target_of(target)
-    check_installed()
+    found = find_target(target)
+    is_tpu = isinstance(found, TpuTarget)
+    (check_libtpu if is_tpu else check_installed)()
     shape = model_config(model)
-    settings = settings_of(config, shape)
+    settings = settings_of(config, shape, "tpu" if is_tpu else "gpu")
     context_len = min(_DEFAULT_CONTEXT_LEN, settings.max_model_len) if context is None else context
     if not 1 <= context_len <= settings.max_model_len:
         raise ValueError(f"context={context_len} is outside [1, {settings.max_model_len}], max_model_len")
@@ -109,14 +133,9 @@ def _print_report(report: "ModelReport", memory_bytes: int) -> None:
             step.bound,
         )
     console.print(table)
-    kernels = Table(title="kernels")
-    for column in ("step", "kernel", "registers", "spilled bytes", "shared bytes", "programs", "threads"):
-        kernels.add_column(column, justify="left" if column in ("step", "kernel") else "right")
-    for step in report.steps:
-        for one in step.kernels:
-            numbers = (one.registers, one.spilled_bytes, one.shared_bytes, one.programs, one.num_threads)
-            kernels.add_row(step.kind, one.name, *map(str, numbers))
-    console.print(kernels)
+    _print_kernels(console, report)
+    if ":" in report.target:
+        console.print("of one device of the topology, with the whole model on it")
     step = report.steps[0]
     console.print(
         f"{memory_bytes / 1e9:.1f} GB, of which jax takes {JAX_MEMORY_FRACTION:.0%}: weights "
@@ -124,3 +143,14 @@ def _print_report(report: "ModelReport", memory_bytes: int) -> None:
         f"{DEFAULT_MEMORY_FRACTION:.0%} of what is left at most: {report.kv_tokens:,} tokens, {report.num_requests:,} "
         f"requests of {report.settings.max_model_len:,}"
     )
+
+
+def _print_kernels(console: Console, report: "ModelReport") -> None:
+    kernels = [(step.kind, dataclasses.asdict(one)) for step in report.steps for one in step.kernels]
+    columns = _TPU_COLUMNS if any("vmem_bytes" in one for _, one in kernels) else _GPU_COLUMNS
+    table = Table(title="kernels")
+    for column in ("step", "kernel", *columns):
+        table.add_column(column, justify="left" if column in ("step", "kernel") else "right")
+    for kind, one in kernels:
+        table.add_row(kind, one["name"], *(str(one[name]) for name in columns.values()))
+    console.print(table)

@@ -102,9 +102,10 @@ class EngineConfig:
         accelerators.
     kv_dtype: of the pool; None is float32 on CPU and dtype on accelerators. A float8 pool holds K and V as they are,
         scaled by 1: half the bytes, and of a value's digits about one.
-    attention_backend: "auto" picks by platform: "pallas_gpu" on a GPU of compute capability 8.0 and up, elsewhere
-        "xla". "pallas_interpret" runs the GPU kernels on any machine, slowly, to prove them. In Python
-        also a name that `register_attention_backend` was given.
+    attention_backend: "auto" picks by platform: "pallas_gpu" on a GPU of compute capability 8.0 and up,
+        "pallas_tpu" on a TPU from v4 on, elsewhere "xla". "pallas_interpret" and "pallas_tpu_interpret" run those
+        kernels on any machine, slowly, to prove them. In Python also a name that `register_attention_backend` was
+        given.
     warmup: "full" compiles every bucket at start, "lazy" on first use.
     compile_cache_dir: folder of XLA's persistent compile cache; None is the user's cache folder, "" turns it off.
     seed: seeds the requests that bring no seed of their own, and the order of schedule_policy "random".
@@ -171,8 +172,6 @@ class EngineConfig:
             _check_choice("schedule_policy", self.schedule_policy, SCHEDULE_POLICIES)
         if not callable(self.eviction_policy):
             _check_choice("eviction_policy", self.eviction_policy, EVICTION_POLICIES)
-        if self.attention_backend == "pallas_tpu":
-            raise NotImplementedError("attention_backend='pallas_tpu' is not built yet; use auto")
         if self.deterministic:
             raise NotImplementedError("deterministic=True is not built yet; leave it False")
 

@@ -20,19 +20,28 @@ from radix_jax.attention_backends import AttentionFn
 from radix_jax.models.base import ModelConfig, ModelParams
 from radix_jax.models.layers import linear
 from radix_jax.models.registry import family_for_config
-from radix_jax.pallas_kernels.paged_attention import paged_attention, write_kv
+from radix_jax.pallas_kernels.paged_attention import pool_width, write_and_attend
 
 # Slots are int32 and padding slots lie past the pool's end, a layer's offset further still.
 MAX_SLOTS = 2**30
 
 
-def kv_width(config: ModelConfig) -> int:
-    """W: lanes that the K and V of one token take in one layer, 2 * G * H."""
-    return 2 * config.num_kv_heads * config.head_dim
+def kv_width(config: ModelConfig, attention_backend: str | AttentionFn = "auto") -> int:
+    """W: lanes that the K and V of one token take in one layer, 2 * G * H; the TPU kernels need a multiple of 128."""
+    return pool_width(config.num_kv_heads, config.head_dim, attention_backend)
 
 
-def init_kv(config: ModelConfig, num_pages: int, page_size: int, dtype: str = "float32") -> KVPool:
+def init_kv(
+    config: ModelConfig,
+    num_pages: int,
+    page_size: int,
+    dtype: str = "float32",
+    *,
+    attention_backend: str | AttentionFn = "auto",
+) -> KVPool:
     """An empty pool [num_layers * num_pages, page_size, W] of `dtype`; page 0 of each layer is the null page.
+
+    attention_backend: that of the steps which use the pool.
 
     Raises:
         ValueError: fewer than 2 pages (one usable), or more slots than int32 can name.
@@ -46,7 +55,7 @@ def init_kv(config: ModelConfig, num_pages: int, page_size: int, dtype: str = "f
             f"{config.num_layers} layers x {num_pages} pages x {page_size} tokens exceed {MAX_SLOTS} slots; "
             "lower num_pages"
         )
-    return jnp.zeros((config.num_layers * num_pages, page_size, kv_width(config)), dtype)
+    return jnp.zeros((config.num_layers * num_pages, page_size, kv_width(config, attention_backend)), dtype)
 
 
 def prefill(
@@ -83,12 +92,13 @@ def _forward(
     params: ModelParams, kv: KVPool, inputs: StepInputs, max_q_len: int, backend: str | AttentionFn
 ) -> tuple[KVPool, Float32[jax.Array, "T D"]]:
     config = params.config
-    _check_shapes(config, kv, inputs)
+    _check_shapes(config, kv, inputs, kv_width(config, backend))
     write_slots = jnp.asarray(inputs.write_slots)
     rows = jnp.asarray(inputs.page_table), jnp.asarray(inputs.kv_lens), jnp.asarray(inputs.cu_q_lens)
     num_pages = kv.shape[0] // config.num_layers
-    attend_pages = functools.partial(
-        paged_attention,
+    write_and_attend_pages = functools.partial(
+        write_and_attend,
+        write_slots=write_slots,
         scale=config.head_dim**-0.5,
         num_kv_heads=config.num_kv_heads,
         max_q_len=max_q_len,
@@ -99,22 +109,18 @@ def _forward(
     q_dtype = kv.dtype if kv.dtype.itemsize > 1 else params.weights["embed"].dtype
 
     def attend(kv: KVPool, layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[KVPool, jax.Array]:
-        offset = layer * num_pages
-        kv = write_kv(kv, k, v, write_slots, page_offset=offset, backend=backend)
-        out = attend_pages(q.astype(q_dtype), kv, *rows, page_offset=offset)
-        assert isinstance(out, jax.Array), "without return_lse it is one array"
-        return kv, out
+        return write_and_attend_pages(q.astype(q_dtype), k, v, kv, *rows, page_offset=layer * num_pages)
 
     forward = family_for_config(config).forward
     return forward(params.weights, config, jnp.asarray(inputs.token_ids), jnp.asarray(inputs.positions), kv, attend)
 
 
-def _check_shapes(config: ModelConfig, kv: KVPool, inputs: StepInputs) -> None:
+def _check_shapes(config: ModelConfig, kv: KVPool, inputs: StepInputs, width: int) -> None:
     num_tokens, num_rows = inputs.token_ids.shape[0], inputs.page_table.shape[0]
     chex.assert_shape([inputs.token_ids, inputs.positions, inputs.write_slots], (num_tokens,))
     chex.assert_shape(inputs.kv_lens, (num_rows,))
     chex.assert_shape(inputs.cu_q_lens, (num_rows + 1,))
-    chex.assert_shape(kv, (None, None, kv_width(config)))
+    chex.assert_shape(kv, (None, None, width))
     chex.assert_is_divisible(kv.shape[0], config.num_layers)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aot_extra import needs_compilers
 
-from radix_jax.aot import compiling
+from radix_jax.aot import compiling, tpu_compiling
 from radix_jax.cli import main
 
 Run = Callable[..., tuple[int, str, str]]
@@ -68,7 +68,15 @@ def folder(tmp_path: Path) -> str:
 def test_an_unknown_target_is_refused(run: Run) -> None:
     code, out, err = run("--target", "h300")
     assert (code, out) == (2, "")
-    assert err == "error: target 'h300' is not one of h200, h100, a100, l4, rtx4090\n"
+    known = "h200, h100, a100, l4, rtx4090, v4, v5e, v5p, v6e, v7x"
+    assert err == f"error: target 'h300' is not one of {known}; a TPU may have a topology, as v5e:2x4\n"
+
+
+def test_without_libtpu_it_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tpu_compiling, "_LIBTPU", "no_such_package")
+    code, out, err = run("--target", "v5e:2x4")
+    assert (code, out) == (2, "")
+    assert "libtpu is not installed; run: pip install libtpu" in err
 
 
 def test_without_compilers_it_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

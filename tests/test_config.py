@@ -78,7 +78,6 @@ def test_what_is_out_of_range_is_said(fields: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"attention_backend": "pallas_tpu"}, "attention_backend='pallas_tpu' is not built yet"),
         ({"deterministic": True}, "deterministic=True is not built yet; leave it False"),
     ],
 )

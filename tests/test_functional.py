@@ -245,13 +245,6 @@ def test_inputs_of_different_lengths_are_refused(name: str) -> None:
         prefill(params, kv, inputs)
 
 
-def test_what_is_not_built_names_itself() -> None:
-    params, kv = params_of(tiny_llama()), init_kv(TINY, NUM_PAGES, PAGE_SIZE)
-    inputs = step_inputs(DECODE, [(np.arange(1, dtype=np.int32), 0, spread_pages(1)[0])])
-    with pytest.raises(NotImplementedError, match="pallas_tpu"):
-        decode(params, kv, inputs, attention_backend="pallas_tpu")
-
-
 def test_both_steps_lower_for_accelerators() -> None:
     params, kv = params_of(tiny_llama()), init_kv(TINY, NUM_PAGES, PAGE_SIZE)
     for bucket, step in ((PREFILL, prefill), (DECODE, decode)):

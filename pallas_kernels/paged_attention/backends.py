@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,10 @@ from radix_jax.pallas_kernels.paged_attention.xla import paged_attention_xla
 
 # What Pallas Triton compiles for.
 MIN_COMPUTE_CAPABILITY = (8, 0)
+# Of a TPU's vector; a pool of another width is padded, and copied for the kernels.
+TPU_LANES = 128
+MIN_TPU_GENERATION = 4
+TPU_BACKENDS = ("pallas_tpu", "pallas_tpu_interpret")
 NUM_POSITIONAL = 5  # q, kv_pages, page_table, kv_lens, cu_q_lens
 REQUIRED = ("page_offset", "scale")
 # What every implementation is called with; one that lacks a keyword is called without while the value is this one.
@@ -27,24 +32,28 @@ class UnsupportedOption(NotImplementedError):
 def attention_backend(requested: str = "auto", device: Any = None) -> tuple[str, str]:
     """(backend, reason): the implementation that `requested` stands for on a device.
 
-    "auto" is pallas_gpu on an NVIDIA GPU of compute capability 8.0 and up, and xla everywhere else.
+    "auto" is pallas_gpu on an NVIDIA GPU of compute capability 8.0 and up, pallas_tpu on a TPU from v4 on, and xla
+    everywhere else.
 
     device: a jax.Device. None: the first one of this process for "auto", and any for a name, as a program may be
     lowered for another machine.
 
     Raises:
-        ValueError: an unknown name, or pallas_gpu on a device that can't run it.
-        NotImplementedError: a backend that is not built yet.
+        ValueError: an unknown name, or one of the kernels' on a device that can't run it.
     """
     if requested == "auto":
         device = jax.local_devices()[0] if device is None else device
+        if device.platform == "tpu":
+            obstacle = _obstacle_to_pallas_tpu(device)
+            return ("xla", obstacle) if obstacle else ("pallas_tpu", f"this is {device.device_kind}")
         obstacle = _obstacle_to_pallas_gpu(device)
         if obstacle:
             return "xla", obstacle
         return "pallas_gpu", f"{device.device_kind} has compute capability {_dotted(compute_capability(device))}"
     attention_fn(requested)
-    if requested == "pallas_gpu" and device is not None and (obstacle := _obstacle_to_pallas_gpu(device)):
-        raise ValueError(f"attention_backend='pallas_gpu' can't run here: {obstacle}; use auto")
+    obstacle_to = {"pallas_gpu": _obstacle_to_pallas_gpu, "pallas_tpu": _obstacle_to_pallas_tpu}
+    if requested in obstacle_to and device is not None and (obstacle := obstacle_to[requested](device)):
+        raise ValueError(f"attention_backend={requested!r} can't run here: {obstacle}; use auto")
     return requested, "asked for"
 
 
@@ -53,7 +62,6 @@ def attention_fn(name: str) -> AttentionFn:
 
     Raises:
         ValueError: an unknown name; it lists the known ones.
-        NotImplementedError: a backend that is not built yet.
     """
     if name == "xla":
         return paged_attention_xla
@@ -62,14 +70,31 @@ def attention_fn(name: str) -> AttentionFn:
         from radix_jax.pallas_kernels.paged_attention.gpu import paged_attention_gpu
 
         return functools.partial(paged_attention_gpu, interpret=name == "pallas_interpret")
-    if name == "pallas_tpu":
-        raise NotImplementedError("attention backend 'pallas_tpu' is not built yet; use auto, which is xla on a TPU")
+    if name in TPU_BACKENDS:
+        from radix_jax.pallas_kernels.paged_attention.tpu import paged_attention_tpu
+
+        return functools.partial(paged_attention_tpu, interpret=tpu_interpretation(name))
     if name in registered_backends():
         return registered_backends()[name]
     raise ValueError(
         f"attention backend {name!r} is not one of {', '.join(backend_names())}; "
         "register_attention_backend makes it one"
     )
+
+
+def pool_width(num_kv_heads: int, head_dim: int, backend: str | AttentionFn = "auto") -> int:
+    """W of a pool for a backend: 2 * num_kv_heads * head_dim, for the TPU kernels rounded up to 128 lanes."""
+    width = 2 * num_kv_heads * head_dim
+    if backend == "auto":
+        backend, _ = attention_backend()
+    return -(-width // TPU_LANES) * TPU_LANES if backend in TPU_BACKENDS else width
+
+
+def tpu_interpretation(name: str) -> Any:
+    """pallas_call's `interpret` for one of TPU_BACKENDS."""
+    from jax.experimental.pallas import tpu as pltpu
+
+    return pltpu.InterpretParams() if name == "pallas_tpu_interpret" else False
 
 
 def call_attention_fn(name: str, fn: AttentionFn, operands: tuple[jax.Array, ...], keywords: dict[str, Any]) -> Any:
@@ -129,6 +154,16 @@ def _check_result(name: str, result: Any, q: jax.Array, *, return_lse: bool) -> 
     contract = " and ".join(map(describe, wanted))
     if returned != contract:
         raise ValueError(f"attention backend {name!r} returned {returned}; the contract is {contract}")
+
+
+def _obstacle_to_pallas_tpu(device: Any) -> str | None:
+    """Why the TPU kernels can't run on a device, or None."""
+    if device.platform != "tpu":
+        return f"the kernels are for TPUs, this is {device.platform}"
+    generation = re.match(r"TPU ?v?(\d+)", device.device_kind)
+    if generation is None or int(generation[1]) < MIN_TPU_GENERATION:
+        return f"the kernels are for TPU v{MIN_TPU_GENERATION} and later, this is {device.device_kind}"
+    return None
 
 
 def _obstacle_to_pallas_gpu(device: Any) -> str | None:

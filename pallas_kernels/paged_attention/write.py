@@ -6,7 +6,12 @@ from jaxtyping import Float, Float32, Int32
 
 from radix_jax.arrays import KVPool
 from radix_jax.attention_backends import AttentionFn
-from radix_jax.pallas_kernels.paged_attention.backends import attention_backend, attention_fn
+from radix_jax.pallas_kernels.paged_attention.backends import (
+    TPU_BACKENDS,
+    attention_backend,
+    attention_fn,
+    tpu_interpretation,
+)
 from radix_jax.pallas_kernels.paged_attention.checks import check_write
 
 
@@ -51,6 +56,18 @@ def write_kv(
             page_offset=page_offset,
             kv_scales=kv_scales,
             interpret=backend == "pallas_interpret",
+        )
+    if backend in TPU_BACKENDS:
+        from radix_jax.pallas_kernels.paged_attention.tpu_write import write_kv_tpu
+
+        return write_kv_tpu(
+            kv_pages,
+            k,
+            v,
+            write_slots,
+            page_offset=page_offset,
+            kv_scales=kv_scales,
+            interpret=tpu_interpretation(backend),
         )
     attention_fn(backend)  # refuses unknown names
     _, page_size, width = kv_pages.shape

@@ -37,6 +37,16 @@ class CompiledProgram:
     compile_s: float
     kernels: tuple[KernelReport, ...]
 
+    @property
+    def temp_bytes(self) -> int:
+        """Of the device's memory, what the program takes beside its arguments and results."""
+        return self.executable.memory_analysis().temp_size_in_bytes
+
+    @property
+    def alias_bytes(self) -> int:
+        """Of the results, what lies where an argument was."""
+        return self.executable.memory_analysis().alias_size_in_bytes
+
 
 def use_cpu() -> None:
     """Set up a process of its own for compiles: before jax first looks for devices."""

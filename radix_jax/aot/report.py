@@ -3,11 +3,15 @@
 from dataclasses import dataclass
 from typing import Any
 
+from radix_jax.aot.compiling import CompiledProgram
+from radix_jax.aot.devices import AnyTarget
 from radix_jax.aot.kernel_report import KernelReport
 from radix_jax.aot.roofline import page_bytes, step_work, tree_bytes
 from radix_jax.aot.shapes import MODEL_SHAPES
 from radix_jax.aot.steps import StepSettings, abstract_params, compile_step
-from radix_jax.aot.targets import Target
+from radix_jax.aot.tpu_compiling import TpuProgram
+from radix_jax.aot.tpu_report import TpuKernel
+from radix_jax.aot.tpu_targets import TpuTarget
 from radix_jax.checkpoints import open_checkpoint, resolve_config
 from radix_jax.checkpoints.json_file import read_json
 from radix_jax.models.registry import family_for_hf_config
@@ -42,16 +46,16 @@ class StepReport:
     flop: int
     roofline_s: float
     bound: str
-    kernels: tuple[KernelReport, ...]
+    kernels: tuple[KernelReport, ...] | tuple[TpuKernel, ...]
 
 
 @dataclass(frozen=True)
 class ModelReport:
     """A model on a target.
 
-    num_pages: that fit, the null page included, as the engine counts them: in 0.85 of what the weights leave of the
-        three quarters of the memory that jax takes. kv_tokens, num_requests: what they hold, in tokens and in requests
-        of max_model_len.
+    num_pages: that fit, the null page included, as the engine counts them: in 0.85 of what the weights leave of
+        `usable_bytes`; on a TPU with the whole model on one device. kv_tokens, num_requests: what they hold, in tokens
+        and in requests of max_model_len.
     """
 
     model: str
@@ -80,20 +84,26 @@ def model_config(name: str) -> Any:
     return family_for_hf_config(hf_config).parse_config(hf_config)
 
 
-def report_model(target: Target, name: str, config: Any, settings: StepSettings, context_len: int) -> ModelReport:
+def usable_bytes(target: AnyTarget) -> int:
+    """What a process may take of a device's memory: on a GPU what jax takes at its start, on a TPU all that there is
+    for programs."""
+    return target.usable_bytes if isinstance(target, TpuTarget) else int(target.memory_bytes * JAX_MEMORY_FRACTION)
+
+
+def report_model(target: AnyTarget, name: str, config: Any, settings: StepSettings, context_len: int) -> ModelReport:
     """Compile the largest decode and prefill step of the model for the target, and count.
 
     Raises:
         ValueError: the weights leave no room for two pages.
     """
     params = abstract_params(config, settings.dtype)
-    memory_bytes, weights_bytes = int(target.memory_bytes * JAX_MEMORY_FRACTION), tree_bytes(params.weights)
+    memory_bytes, weights_bytes = usable_bytes(target), tree_bytes(params.weights)
     free_bytes = int((memory_bytes - weights_bytes) * DEFAULT_MEMORY_FRACTION)
     bytes_a_page = page_bytes(config, settings.page_size, settings.kv_dtype)
     num_pages = free_bytes // bytes_a_page
     if num_pages < 2:
         raise ValueError(
-            f"{name} takes {weights_bytes / 1e9:.1f} GB in {settings.dtype}, of {target.name}'s memory jax takes "
+            f"{name} takes {weights_bytes / 1e9:.1f} GB in {settings.dtype}, of {target.name}'s memory a process takes "
             f"{memory_bytes / 1e9:.1f} GB: no room for 2 pages; take a smaller dtype or another target"
         )
     steps = tuple(_report_step(target, params, bucket, settings, num_pages, context_len) for bucket in settings.largest)
@@ -104,10 +114,9 @@ def report_model(target: Target, name: str, config: Any, settings: StepSettings,
 
 
 def _report_step(
-    target: Target, params: Any, bucket: Bucket, settings: StepSettings, num_pages: int, context_len: int
+    target: AnyTarget, params: Any, bucket: Bucket, settings: StepSettings, num_pages: int, context_len: int
 ) -> StepReport:
     program = compile_step(target, params, bucket, settings, num_pages)
-    memory = program.executable.memory_analysis()
     # A prefill step computes whole prompts of up to the context's length.
     q_len = 1 if bucket.kind == "decode" else min(bucket.num_tokens, context_len)
     num_rows = bucket.num_rows if bucket.kind == "decode" else bucket.num_tokens // q_len
@@ -123,11 +132,17 @@ def _report_step(
         compile_s=round(program.compile_s, 2),
         weights_bytes=tree_bytes(params.weights),
         pool_bytes=num_pages * page_bytes(params.config, settings.page_size, settings.kv_dtype),
-        temp_bytes=memory.temp_size_in_bytes,
-        alias_bytes=memory.alias_size_in_bytes,
+        temp_bytes=program.temp_bytes,
+        alias_bytes=program.alias_bytes,
         moved_bytes=work.weights_bytes + work.kv_bytes,
         flop=work.matmul_flop + work.attention_flop,
         roofline_s=roofline_s,
         bound=bound,
-        kernels=tuple(kernel for kernel in program.kernels if kernel.name in OUR_KERNELS),
+        kernels=_our_kernels(program),
     )
+
+
+def _our_kernels(program: CompiledProgram | TpuProgram) -> tuple[KernelReport, ...] | tuple[TpuKernel, ...]:
+    if isinstance(program, TpuProgram):
+        return program.kernels
+    return tuple(kernel for kernel in program.kernels if kernel.name in OUR_KERNELS)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from radix_jax.aot.targets import Target
+from radix_jax.aot.devices import AnyTarget
 from radix_jax.functional import kv_width
 from radix_jax.models.base import ModelParams
 
@@ -29,7 +29,7 @@ class StepWork:
     attention_flop: int
     dtype_bytes: int
 
-    def seconds(self, target: Target) -> tuple[float, str]:
+    def seconds(self, target: AnyTarget) -> tuple[float, str]:
         """(least seconds on the target, what binds: "bandwidth" or "compute")."""
         moving_s = (self.weights_bytes + self.kv_bytes) / target.bandwidth_bytes_per_s
         computing_s = (self.matmul_flop + self.attention_flop) / target.flop_per_s(self.dtype_bytes)

@@ -2,14 +2,17 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from radix_jax.aot.compiling import CompiledProgram, compile_for
+from radix_jax.aot.devices import AnyTarget
 from radix_jax.aot.targets import Target
+from radix_jax.aot.tpu_compiling import TpuProgram, compile_for_tpu
+from radix_jax.aot.tpu_targets import TpuTarget
 from radix_jax.config import EngineConfig
 from radix_jax.functional import init_kv
 from radix_jax.models.base import ModelParams
@@ -19,6 +22,8 @@ from radix_jax.runner.pack import buffer_len
 from radix_jax.runner.runner import compiler_options, decode_step, prefill_step
 from radix_jax.scheduler.buckets import Buckets
 
+# What "auto" is where the kernels run.
+_KERNELS = {"gpu": "pallas_gpu", "tpu": "xla"}
 _STEPS = {"prefill": prefill_step, "decode": decode_step}
 
 
@@ -57,8 +62,9 @@ def _size(bucket: Bucket) -> tuple[int, int]:
     return bucket.num_tokens, bucket.num_rows
 
 
-def settings_of(config: EngineConfig, model: Any) -> StepSettings:
-    """An engine's settings on a GPU that has the kernels: bfloat16, and the model's own context, unless told otherwise.
+def settings_of(config: EngineConfig, model: Any, platform: str = "gpu") -> StepSettings:
+    """An engine's settings on a "gpu" or "tpu" that has the kernels: bfloat16, and the model's own context, unless told
+    otherwise.
 
     Raises:
         ValueError: max_model_len that the model does not have, or a backend that no GPU runs.
@@ -66,9 +72,9 @@ def settings_of(config: EngineConfig, model: Any) -> StepSettings:
     longest = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ValueError(f"max_model_len={config.max_model_len} exceeds the {longest} positions of the model; lower it")
-    if config.attention_backend == "pallas_interpret":
+    if config.attention_backend in ("pallas_interpret", "pallas_tpu_interpret"):
         raise ValueError(
-            "attention_backend='pallas_interpret' interprets the kernels on the host; give pallas_gpu, xla or auto"
+            f"attention_backend={config.attention_backend!r} interprets the kernels on the host; give auto"
         )
     dtype = config.dtype or "bfloat16"
     return StepSettings(
@@ -78,7 +84,7 @@ def settings_of(config: EngineConfig, model: Any) -> StepSettings:
         max_prefill_tokens=config.max_prefill_tokens,
         dtype=dtype,
         kv_dtype=config.kv_dtype or dtype,
-        attention_backend="pallas_gpu" if config.attention_backend == "auto" else config.attention_backend,
+        attention_backend=_KERNELS[platform] if config.attention_backend == "auto" else config.attention_backend,
     )
 
 
@@ -94,13 +100,33 @@ def abstract_params(config: Any, dtype: str) -> ModelParams:
     return jax.eval_shape(lambda given: ModelParams(weights=given, head=given.get("head"), config=config), weights)
 
 
+@overload
 def compile_step(
     target: Target, params: ModelParams, bucket: Bucket, settings: StepSettings, num_pages: int
-) -> CompiledProgram:
-    """The step of a bucket over a pool of `num_pages` pages a layer, as the engine compiles it, the pool donated."""
-    kv = jax.eval_shape(lambda: init_kv(params.config, num_pages, settings.page_size, settings.kv_dtype))
+) -> CompiledProgram: ...
+@overload
+def compile_step(
+    target: TpuTarget, params: ModelParams, bucket: Bucket, settings: StepSettings, num_pages: int
+) -> TpuProgram: ...
+@overload
+def compile_step(
+    target: AnyTarget, params: ModelParams, bucket: Bucket, settings: StepSettings, num_pages: int
+) -> CompiledProgram | TpuProgram: ...
+def compile_step(
+    target: AnyTarget, params: ModelParams, bucket: Bucket, settings: StepSettings, num_pages: int
+) -> CompiledProgram | TpuProgram:
+    """The step of a bucket over a pool of `num_pages` pages a layer, as the engine compiles it, the pool donated.
+
+    On a TPU it is the step of one device, with the whole model on it.
+    """
+    backend = settings.attention_backend
+    kv = jax.eval_shape(
+        lambda: init_kv(params.config, num_pages, settings.page_size, settings.kv_dtype, attention_backend=backend)
+    )
     last_tokens = jax.ShapeDtypeStruct((settings.buckets.max_rows,), np.int32)
     buffer = jax.ShapeDtypeStruct((buffer_len(bucket),), np.int32)
-    step = functools.partial(_STEPS[bucket.kind], bucket=bucket, attention_backend=settings.attention_backend)
-    options = compiler_options("gpu")
-    return compile_for(target, step, params, kv, last_tokens, buffer, donate_argnums=1, compiler_options=options)
+    step = functools.partial(_STEPS[bucket.kind], bucket=bucket, attention_backend=backend)
+    args = params, kv, last_tokens, buffer
+    if isinstance(target, TpuTarget):
+        return compile_for_tpu(target, step, *args, donate_argnums=1, compiler_options=compiler_options("tpu"))
+    return compile_for(target, step, *args, donate_argnums=1, compiler_options=compiler_options("gpu"))

@@ -12,7 +12,11 @@ from radix_jax.config import EngineConfig
 from radix_jax.functional import MAX_SLOTS, kv_width
 from radix_jax.models.base import ModelConfig, ModelParams
 from radix_jax.pallas_kernels.paged_attention import attention_backend
-from radix_jax.pallas_kernels.paged_attention.backends import MIN_COMPUTE_CAPABILITY, compute_capability
+from radix_jax.pallas_kernels.paged_attention.backends import (
+    MIN_COMPUTE_CAPABILITY,
+    UnsupportedOption,
+    compute_capability,
+)
 
 _LOG = logging.getLogger("radix_jax")
 DEFAULT_MEMORY_FRACTION = 0.85
@@ -48,14 +52,19 @@ def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
     if config.dtype not in (None, dtype):
         raise ValueError(f"dtype={config.dtype!r}, but params are {dtype}; cast them, or leave dtype out")
     longest = params.config.max_position_embeddings
-    max_model_len = config.max_model_len or (min(longest, CPU_MAX_MODEL_LEN) if on_cpu else longest)
+    most = CPU_MAX_MODEL_LEN if on_cpu else longest
+    if backend == "pallas_tpu":
+        backend = _check_tpu_pages(config, params.config, dtype)
+    if backend == "pallas_tpu":
+        most = min(most, _max_tpu_context(config))
+    max_model_len = config.max_model_len or min(longest, most)
     if max_model_len > longest:
         raise ValueError(f"max_model_len={max_model_len} exceeds the {longest} positions of the model; lower it")
     # XLA widens a bfloat16 scatter to float32 over the whole pool on a CPU.
     kv_dtype = config.kv_dtype or ("float32" if on_cpu else dtype)
     if on_cpu and kv_dtype != "float32":
         _LOG.warning("kv_dtype=%s is slow on a CPU: each step converts the whole pool; leave it out", kv_dtype)
-    num_pages = config.num_pages or _choose_num_pages(params.config, config, max_model_len, kv_dtype)
+    num_pages = config.num_pages or _choose_num_pages(params.config, config, backend, max_model_len, kv_dtype)
     return dataclasses.replace(
         config,
         dtype=dtype,
@@ -67,7 +76,44 @@ def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
     )
 
 
-def _choose_num_pages(model: ModelConfig, config: EngineConfig, max_model_len: int, kv_dtype: str) -> int:
+def _check_tpu_pages(config: EngineConfig, model: ModelConfig, dtype: str) -> str:
+    """pallas_tpu, or xla where the kernels can't do these pages and the backend was left open.
+
+    Raises:
+        ValueError: they can't, and pallas_tpu was asked for.
+    """
+    from radix_jax.pallas_kernels.paged_attention.tpu_tiles import check_pool
+
+    try:
+        check_pool(config.page_size, kv_width(model, "pallas_tpu"), np.dtype(config.kv_dtype or dtype))
+    except UnsupportedOption as obstacle:
+        if config.attention_backend != "auto":
+            raise ValueError(str(obstacle)) from obstacle
+        _LOG.warning("attention by xla, slowly: %s", obstacle)
+        return "xla"
+    return "pallas_tpu"
+
+
+def _max_tpu_context(config: EngineConfig) -> int:
+    """Tokens of a request that the TPU kernels' scalar memory has room for; logged where nothing else is asked for.
+
+    Raises:
+        ValueError: max_model_len is more than that.
+    """
+    from radix_jax.pallas_kernels.paged_attention.tpu_tiles import max_row_len
+
+    most = max_row_len(config.max_running_requests, config.page_size)
+    told = (
+        f"max_model_len {most} at most: page tables of {config.max_running_requests} requests in pages of "
+        f"{config.page_size} fill the TPU's scalar memory; raise page_size or lower max_running_requests for more"
+    )
+    if config.max_model_len is not None and config.max_model_len > most:
+        raise ValueError(f"max_model_len={config.max_model_len}, and {told}")
+    _LOG.info("%s", told)
+    return most
+
+
+def _choose_num_pages(model: ModelConfig, config: EngineConfig, backend: str, max_model_len: int, kv_dtype: str) -> int:
     """Pages of the pool, the null page included, that the memory allows. Logs what binds.
 
     On an accelerator: `kv_memory_fraction` (0.85) of the memory that is free now, with the weights in place. On a CPU:
@@ -76,7 +122,7 @@ def _choose_num_pages(model: ModelConfig, config: EngineConfig, max_model_len: i
     Raises:
         ValueError: not even two pages fit.
     """
-    page_bytes = model.num_layers * config.page_size * kv_width(model) * np.dtype(kv_dtype).itemsize
+    page_bytes = model.num_layers * config.page_size * kv_width(model, backend) * np.dtype(kv_dtype).itemsize
     pages_a_request = -(-max_model_len // config.page_size)
     limits = {
         "max_running_requests x max_model_len": config.max_running_requests * pages_a_request + 1,

@@ -116,12 +116,14 @@ class Runner:
         self._params = jax.device_put(params, self._replicated)
         self._num_pages = num_pages
         self._packer = Packer(page_size=page_size, num_slots=params.config.num_layers * num_pages * page_size)
-        self._new_pool = functools.partial(init_kv, params.config, num_pages, page_size, kv_dtype)
+        # The function itself, so that all steps run the same one, whatever takes its name later.
+        backend = registered_backends().get(attention_backend, attention_backend)
+        self._new_pool = functools.partial(
+            init_kv, params.config, num_pages, page_size, kv_dtype, attention_backend=backend
+        )
         self._kv = self._empty_pool()
         self._max_rows = max_rows
         self._last_tokens = self._no_tokens()
-        # The function itself, so that all steps run the same one, whatever takes its name later.
-        backend = registered_backends().get(attention_backend, attention_backend)
         self._steps = {
             "prefill": functools.partial(prefill_step, attention_backend=backend),
             "decode": functools.partial(decode_step, attention_backend=backend),

@@ -5,12 +5,17 @@ from tiny import assert_idle, dense_greedy, generate, greedy, random_prompts, ti
 
 NUM_TOKENS = 24
 PROMPTS = random_prompts(12, lens=(1, 90), num_stems=2, seed=23)
+POOL_LEN = 144
 
 
 @pytest.mark.parametrize("mixed_steps", [False, True])
-@pytest.mark.parametrize("backend", ["pallas_interpret"])
-def test_through_kernels(backend: str, mixed_steps: bool) -> None:
-    engine = tiny_engine(attention_backend=backend, mixed_steps=mixed_steps, num_pages=37)
+@pytest.mark.parametrize(
+    ("backend", "page_size"), [("pallas_interpret", 4), pytest.param("pallas_tpu_interpret", 8, marks=pytest.mark.slow)]
+)
+def test_through_kernels(backend: str, page_size: int, mixed_steps: bool) -> None:
+    engine = tiny_engine(
+        attention_backend=backend, mixed_steps=mixed_steps, page_size=page_size, num_pages=1 + POOL_LEN // page_size
+    )
     before = engine.stats()
     expected = [dense_greedy(prompt, NUM_TOKENS) for prompt in PROMPTS]
     for _ in range(2):
@@ -20,3 +25,14 @@ def test_through_kernels(backend: str, mixed_steps: bool) -> None:
     assert after.num_evicted_tokens > before.num_evicted_tokens
     assert after.num_retractions > before.num_retractions
     assert_idle(engine)
+
+
+def test_through_tpu_kernels_in_short() -> None:
+    """Prefill and decode with the write in passing, and a second time from the cache."""
+    engine = tiny_engine(attention_backend="pallas_tpu_interpret", page_size=8, num_pages=61)
+    prompts = PROMPTS[:3]
+    expected = [dense_greedy(prompt, 3) for prompt in prompts]
+    for _ in range(2):
+        outputs = generate(engine, prompts, greedy(3))
+        assert token_ids(outputs) == expected
+    assert sum(output.cached_tokens for output in outputs) > 0

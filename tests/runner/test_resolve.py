@@ -124,3 +124,35 @@ def test_the_default_dtype_is_one_that_the_device_has(
 def test_a_backend_is_refused_where_it_cannot_run() -> None:
     with pytest.raises(ValueError, match="'pallas_gpu'"):
         resolve_config(EngineConfig(attention_backend="pallas_gpu"), tiny_params())
+
+
+def on_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where there is a TPU; what it resolves is not run."""
+    monkeypatch.setattr(resolve, "attention_backend", lambda requested, _: ("pallas_tpu", "this is TPU v5 lite"))
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+
+
+def test_a_tpu_takes_its_kernels_where_they_do_the_pages(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    on_tpu(monkeypatch)
+    assert resolve_config(EngineConfig(num_pages=9), tiny_params()).attention_backend == "pallas_tpu"
+    with caplog.at_level(logging.WARNING, logger="radix_jax"):
+        assert resolve_config(EngineConfig(num_pages=9, page_size=4), tiny_params()).attention_backend == "xla"
+    assert "a power of two and at least 8 for float32, and here it is 4" in caplog.text
+    with pytest.raises(ValueError, match="a power of two and at least 8 for float32, and here it is 4"):
+        resolve_config(EngineConfig(num_pages=9, page_size=4, attention_backend="pallas_tpu"), tiny_params())
+
+
+def test_context_is_capped_on_a_tpu_by_its_scalar_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_tpu(monkeypatch)
+    params = tiny_params(max_len=131_072)
+    capped = resolve_config(EngineConfig(num_pages=9), params).max_model_len
+    assert capped is not None
+    assert 40_000 < capped < 50_000
+    assert capped % 16 == 0
+    assert resolve_config(EngineConfig(num_pages=9, page_size=128), params).max_model_len == 131_072
+    with pytest.raises(
+        ValueError, match=f"max_model_len=65536, and max_model_len {capped} at most: .* raise page_size"
+    ):
+        resolve_config(EngineConfig(num_pages=9, max_model_len=65_536), params)

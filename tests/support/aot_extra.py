@@ -1,4 +1,5 @@
-"""Skips what compiles for a GPU where its compilers are not installed; `make test-slow` and `test-aot` install them."""
+"""Skips what compiles for accelerators that are not there where their compilers are not installed; `make test-slow` and
+`test-aot` install them."""
 
 import importlib.util
 
@@ -9,3 +10,9 @@ def needs_compilers() -> pytest.MarkDecorator:
     """Marks tests that compile for a GPU that is not there."""
     missing = importlib.util.find_spec("jax_cuda13_plugin") is None
     return pytest.mark.skipif(missing, reason="the aot extra is not installed: pip install 'radix_jax[aot]'")
+
+
+def needs_libtpu() -> pytest.MarkDecorator:
+    """Marks tests that compile for a TPU that is not there."""
+    missing = importlib.util.find_spec("libtpu") is None
+    return pytest.mark.skipif(missing, reason="libtpu is not installed: pip install libtpu")

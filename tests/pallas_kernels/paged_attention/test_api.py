@@ -99,11 +99,6 @@ def test_one_query_a_row_in_any_place(backend: str) -> None:
     assert np.isfinite(out).all()
 
 
-def test_what_is_not_built_names_itself(rows: PagedRows) -> None:
-    with pytest.raises(NotImplementedError, match="attention backend 'pallas_tpu' is not built yet; use auto"):
-        attend(rows, backend="pallas_tpu")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -174,7 +169,7 @@ def test_what_a_function_returns_is_checked(rows: PagedRows) -> None:
 
 @pytest.mark.usefixtures("own_names")
 def test_names_that_are_refused() -> None:
-    for name in ("", "auto", "xla", "pallas_gpu", "pallas_tpu", "pallas_interpret"):
+    for name in ("", "auto", "xla", "pallas_gpu", "pallas_tpu", "pallas_interpret", "pallas_tpu_interpret"):
         with pytest.raises(ValueError, match=f"name '{name}' is taken"):
             register_attention_backend(name, own_attention)
 
