@@ -37,17 +37,19 @@ from radix_jax.pallas_kernels.paged_attention.tpu_copies import (
     wait_for_copies,
 )
 from radix_jax.pallas_kernels.paged_attention.tpu_decode_item import (
+    ItemParts,
+    start_record,
+    start_tile,
+    wait_for_results,
+)
+from radix_jax.pallas_kernels.paged_attention.tpu_decode_spec import (
     NUM_RESULTS,
     DecodeSpec,
     Item,
-    ItemParts,
     Refs,
     num_copied,
     num_live,
     read_item,
-    start_record,
-    start_tile,
-    wait_for_results,
     words_follow,
 )
 from radix_jax.pallas_kernels.paged_attention.tpu_heads import LANES, HeadLayout
@@ -109,24 +111,27 @@ def decode(
         num_spare=spec.tiles.num_buffers,
         sliding_window=sliding_window,
     )
-    check_scalars(sum(x.size for x in work) + page_table.size + spec.shape.num_copies + 1, page_table.shape)
-    factor = scale * LOG2_E if logit_soft_cap is None else scale / logit_soft_cap
-    per_head = jnp.full((q.shape[1], 1), factor, jnp.float32)
-    if kv_scales is not None:
-        per_head = per_head * jnp.repeat(kv_scales[:, :1], q.shape[1] // num_kv_heads, axis=0)
-    lanes = None if new_kv is None else pool_lanes(*new_kv, kv_pages.shape[2], kv_pages.dtype, kv_scales)
-    records = make_records(spec, q.astype(jnp.float32) * per_head, lanes)
-    # An array and no constant: the layers of a model then share one compiled kernel.
-    offset = jnp.asarray(page_offset, jnp.int32).reshape(1)
     # A tile's pages are looked up before it is known which it has.
     pages = jnp.pad(page_table.reshape(-1), (0, spec.shape.num_copies))
+    check_scalars(sum(x.size for x in work) + pages.size + 1, page_table.shape)
+    # An array and no constant: the layers of a model then share one compiled kernel.
+    offset = jnp.asarray(page_offset, jnp.int32).reshape(1)
+    k_scale, v_scale = _head_scales(kv_scales, q.shape[1])
+    factor = scale * LOG2_E if logit_soft_cap is None else scale / logit_soft_cap
+    lanes = None if new_kv is None else pool_lanes(*new_kv, kv_pages.shape[2], kv_pages.dtype, kv_scales)
+    records = make_records(spec, q.astype(jnp.float32) * (factor * k_scale), lanes)
     out, lse, kv_pages = call_decode_kernel(work, pages, offset, records, kv_pages, spec=spec, interpret=interpret)
-    out = spec.layout.unstack(out)
-    if kv_scales is not None:
-        out = out * jnp.repeat(kv_scales[:, 1:], q.shape[1] // num_kv_heads, axis=0)
     if lse is not None:
         lse = spec.layout.unstack_rows(lse)[..., 0].reshape(q.shape[:2])
-    return out.astype(q.dtype), lse, kv_pages
+    return (spec.layout.unstack(out) * v_scale).astype(q.dtype), lse, kv_pages
+
+
+def _head_scales(kv_scales: Float32[jax.Array, "G 2"] | None, num_heads: int) -> tuple[Any, Any]:
+    """Of the K and of the V that each query head reads, [N, 1] or 1."""
+    if kv_scales is None:
+        return 1, 1
+    scales = jnp.repeat(kv_scales, num_heads // kv_scales.shape[0], axis=0)
+    return scales[:, :1], scales[:, 1:]
 
 
 def spec_of(
