@@ -48,7 +48,7 @@ def wait_for_results(spec: DecodeSpec, refs: Refs, row: Scalar) -> None:
     if spec.return_lse:
         wait_for(refs.lse_rows.at[slot], refs.done.at[slot])
     if spec.writes:
-        wait_for(refs.new_rows.at[slot], refs.done.at[slot])
+        wait_for(refs.new_rows.at[slot, pl.ds(0, write_group(spec.pool_dtype))], refs.done.at[slot])
 
 
 class ItemParts:
@@ -199,7 +199,7 @@ class ItemParts:
         parts = _tree(jnp.add, self.sums.pop(index) + self._weighted(index, chunks[len(chunks) // 2 :]))
         _, decay = self.weights.pop(index)
         total = jnp.broadcast_to(refs.total[slab.rows].sum(axis=1, keepdims=True), decay.shape)
-        scale = pl.reciprocal(total)
+        scale = 1.0 / total
         windows = [spec.layout.v_window(head) for head in slab.heads]
         starts = [sum(window.width for window in windows[:place]) for place in range(len(windows))]
         for group in range(spec.layout.out_width // LANES):
@@ -235,9 +235,11 @@ class ItemParts:
         if not self.spec.writes:
             return
         spec, refs, dtype = self.spec, self.refs, self.spec.pool_dtype
-        per_word, place, first = 4 // jnp.dtype(dtype).itemsize, self._place(), self._group_start()
-        in_group, num_rows = place - first, write_group(dtype)
-        mask = words_below(in_group + 1, num_rows, dtype) & ~words_below(in_group, num_rows, dtype)
+        per_word, num_rows = 4 // jnp.dtype(dtype).itemsize, spec.new_rows
+        # Anywhere in the tile where the new token belongs in another.
+        place = jnp.clip(self.item.num_tokens - 1, 0, spec.tiles.tile_len - 1)
+        first = pl.multiple_of(jax.lax.bitwise_and(place, -num_rows), num_rows)
+        mask = words_below(place - first + 1, num_rows, dtype) & ~words_below(place - first, num_rows, dtype)
         for group in range(spec.layout.width // LANES):
             lanes = slice(group * LANES, (group + 1) * LANES)
             old = pltpu.bitcast(refs.tiles.buffers[self.slot, pl.ds(first, num_rows), lanes], jnp.int32)
@@ -248,14 +250,6 @@ class ItemParts:
                 new = new | jax.lax.shift_right_logical(new, 16)
             merged = old ^ ((old ^ new) & mask)
             refs.new_rows[self.item.result, :, lanes] = pltpu.bitcast(merged, dtype)
-
-    def _place(self) -> Scalar:
-        """Where in the tile the new token belongs; anywhere in it where that is another tile."""
-        return jnp.clip(self.item.num_tokens - 1, 0, self.spec.tiles.tile_len - 1)
-
-    def _group_start(self) -> Scalar:
-        group = write_group(self.spec.pool_dtype)
-        return pl.multiple_of(jax.lax.bitwise_and(self._place(), -group), group)
 
     def _start_results(self) -> None:
         """Result and new token of a row that is done, to HBM."""
@@ -271,7 +265,8 @@ class ItemParts:
             page = refs.tiles.pages[entry] + refs.tiles.page_offset
             first = pl.multiple_of(jax.lax.bitwise_and(position, (spec.page_size - 1) & -group), group)
             place = refs.tiles.pool.at[page, pl.ds(first, group)]
-            pltpu.make_async_copy(refs.new_rows.at[slot], place, done).start()
+            among = pl.multiple_of(jax.lax.bitwise_and(position, (spec.new_rows - 1) & -group), group)
+            pltpu.make_async_copy(refs.new_rows.at[slot, pl.ds(among, group)], place, done).start()
 
 
 def _tree(op: Any, parts: list[jax.Array]) -> jax.Array:

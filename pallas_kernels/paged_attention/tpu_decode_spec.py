@@ -62,7 +62,7 @@ class DecodeSpec:
             ((NUM_RECORDS, self.record_rows, LANES), f32),
             ((NUM_RESULTS, layout.num_rows, layout.out_width), self.out_dtype),
             ((NUM_RESULTS, *(state if self.return_lse else (SUBLANES, LANES))), f32),
-            ((NUM_RESULTS, write_group(self.pool_dtype), layout.width if self.writes else LANES), self.pool_dtype),
+            ((NUM_RESULTS, self.new_rows, layout.width if self.writes else LANES), self.pool_dtype),
             (state, f32),
             (state, f32),
             ((layout.num_rows, layout.out_width), f32),
@@ -77,6 +77,13 @@ class DecodeSpec:
     def chunks(self) -> range:
         """Of a tile, 128 tokens each: what one vector register of scores covers."""
         return range(self.tiles.tile_len // LANES)
+
+    @property
+    def new_rows(self) -> int:
+        """Rows of a tile that are read and merged with a new token; of them, as many as a write takes are written."""
+        if self.chip.has_tall_tiles:
+            return SUBLANES * 4 // self.pool_dtype.itemsize
+        return write_group(self.pool_dtype)
 
     @property
     def new_row(self) -> int:

@@ -26,11 +26,13 @@ class TpuChip:
     """What the kernels need to know of a chip.
 
     vmem_bytes: of a core. num_buffers: KV tiles that keep its HBM busy. mxu_size: rows and columns of a matmul unit.
+    has_tall_tiles: whether 16-bit arrays lie in VMEM in tiles of 16 rows, which are read whole, instead of 8.
     """
 
     vmem_bytes: int
     num_buffers: int
     mxu_size: int = 128
+    has_tall_tiles: bool = False
 
 
 CHIPS = {
@@ -38,10 +40,10 @@ CHIPS = {
     "v5e": TpuChip(128 * MIB, 3),
     "v5p": TpuChip(64 * MIB, 3),
     "v6e": TpuChip(128 * MIB, 4, 256),
-    "v7x": TpuChip(64 * MIB, 4, 256),
+    "v7x": TpuChip(64 * MIB, 4, 256, has_tall_tiles=True),
 }
-# Of programs that are made where no TPU is, and of chips that are not listed.
-ASSUMED_CHIP = TpuChip(16 * MIB, 3)
+# Of programs that are made where no TPU is, and of chips that are not listed: what runs on all.
+ASSUMED_CHIP = TpuChip(16 * MIB, 3, has_tall_tiles=True)
 _KINDS = {"v4": "v4", "v5 lite": "v5e", "v5e": "v5e", "v5": "v5p", "v5p": "v5p", "v6 lite": "v6e", "v6e": "v6e"}
 
 
