@@ -222,7 +222,7 @@ def _slow_cases(writes: bool) -> list[Any]:
     return [pytest.param(case, id=case.name) for case in cases]
 
 
-@pytest.mark.slow
+@pytest.mark.aot
 @pytest.mark.parametrize("case", _slow_cases(writes=False))
 def test_the_grid(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
     rows = case_inputs(case)
@@ -230,7 +230,7 @@ def test_the_grid(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
     assert_no_race(capsys)
 
 
-@pytest.mark.slow
+@pytest.mark.aot
 @pytest.mark.parametrize("case", _slow_cases(writes=True))
 def test_the_grid_writing(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
     assert_writes(case, case_inputs(case), chip=FOUR_BUFFERS)
@@ -259,7 +259,7 @@ def any_lens() -> Callable[[int], PagedRows]:
     return make
 
 
-@pytest.mark.slow
+@pytest.mark.aot
 def test_any_lengths(any_lens: Callable[[int], PagedRows], capsys: pytest.CaptureFixture[str]) -> None:
     case = OracleCase("any", LONG, decode=True, dtype="bfloat16")
     for seed in range(12):

@@ -118,7 +118,7 @@ def test_chunks(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
     assert_right(case, capsys)
 
 
-@pytest.mark.slow
+@pytest.mark.aot
 @pytest.mark.parametrize("case", [*SLOW_CASES, *GRID_CASES], ids=lambda case: case.name)
 def test_grid(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
     assert_right(case, capsys)

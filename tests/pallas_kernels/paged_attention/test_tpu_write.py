@@ -149,7 +149,7 @@ def test_blocks_are_no_longer_than_need_be() -> None:
     assert choose_block_len(4096, 16384, "bfloat16") == 8
 
 
-@pytest.mark.slow
+@pytest.mark.aot
 def test_any_slots(capsys: pytest.CaptureFixture[str]) -> None:
     """Rows of any length in any order, over several blocks."""
     for seed in range(8):
