@@ -6,8 +6,8 @@ import jax
 from jaxtyping import Float, Float32, Int32
 
 from radix_jax.arrays import KVPool
-from radix_jax.pallas_kernels.paged_attention.backends import UnsupportedOption
 from radix_jax.pallas_kernels.paged_attention.tpu_decode import decode
+from radix_jax.pallas_kernels.paged_attention.tpu_extend import paged_attention_extend
 from radix_jax.pallas_kernels.paged_attention.tpu_tiles import TpuChip, chip_of
 from radix_jax.pallas_kernels.paged_attention.tpu_write import write_kv_tpu
 
@@ -54,7 +54,7 @@ def paged_attention_tpu(
     }
     rows = (page_table, kv_lens, cu_q_lens)
     if max_q_len > 1:
-        return _extend(q, kv_pages, *rows, max_q_len=max_q_len, **keywords)
+        return paged_attention_extend(q, kv_pages, *rows, max_q_len=max_q_len, **keywords)
     out, lse, _ = decode(q, kv_pages, *rows, new_kv=None, **keywords)
     return out if lse is None else (out, lse)
 
@@ -101,18 +101,6 @@ def attend_and_write_tpu(
         out, _, kv_pages = decode(q, kv_pages, *rows, new_kv=(k, v), **keywords)
         return out, kv_pages
     kv_pages = write_kv_tpu(kv_pages, k, v, write_slots, **common)
-    out = _extend(q, kv_pages, *rows, max_q_len=max_q_len, **keywords)
+    out = paged_attention_extend(q, kv_pages, *rows, max_q_len=max_q_len, **keywords)
     assert isinstance(out, jax.Array), "without return_lse it is one array"
     return out, kv_pages
-
-
-def _extend(*args: Any, **keywords: Any) -> Result:
-    """Rows of any number of queries."""
-    try:
-        from radix_jax.pallas_kernels.paged_attention.tpu_extend import paged_attention_extend
-    except ModuleNotFoundError as error:
-        raise UnsupportedOption(
-            f"attention backend 'pallas_tpu' does steps of one query a row only, and here max_q_len is "
-            f"{keywords['max_q_len']}; use xla"
-        ) from error
-    return paged_attention_extend(*args, **keywords)

@@ -59,7 +59,7 @@ from radix_jax.pallas_kernels.paged_attention.tpu_tiles import (
     check_scalars,
 )
 from radix_jax.pallas_kernels.paged_attention.tpu_work import WorkList, decode_work
-from radix_jax.pallas_kernels.paged_attention.tpu_write import pool_lanes
+from radix_jax.pallas_kernels.paged_attention.tpu_write import rounded_lanes
 
 LOG2_E = 1.4426950408889634
 
@@ -118,7 +118,7 @@ def decode(
     offset = jnp.asarray(page_offset, jnp.int32).reshape(1)
     k_scale, v_scale = _head_scales(kv_scales, q.shape[1])
     factor = scale * LOG2_E if logit_soft_cap is None else scale / logit_soft_cap
-    lanes = None if new_kv is None else pool_lanes(*new_kv, kv_pages.shape[2], kv_pages.dtype, kv_scales)
+    lanes = None if new_kv is None else rounded_lanes(*new_kv, kv_pages.shape[2], kv_pages.dtype, kv_scales)
     records = make_records(spec, q.astype(jnp.float32) * (factor * k_scale), lanes)
     out, lse, kv_pages = call_decode_kernel(work, pages, offset, records, kv_pages, spec=spec, interpret=interpret)
     if lse is not None:

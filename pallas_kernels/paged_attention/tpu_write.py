@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float, Float32, Int32
 
 from radix_jax.arrays import KVPool
+from radix_jax.pallas_kernels.paged_attention.pool_lanes import pool_lanes
 from radix_jax.pallas_kernels.paged_attention.tpu_copies import Ref, Scalar, part_mask, wait_for, words_below
 from radix_jax.pallas_kernels.paged_attention.tpu_heads import LANES
 from radix_jax.pallas_kernels.paged_attention.tpu_tiles import (
@@ -72,34 +73,23 @@ def write_kv_tpu(
         write_slots, num_slots=num_pages * page_size, group=write_group(kv_pages.dtype), block_len=block_len
     )
     check_scalars(sum(x.size for x in runs), write_slots.shape)
-    words = pool_words(pool_lanes(k, v, width, kv_pages.dtype, kv_scales))
+    words = pool_words(rounded_lanes(k, v, width, kv_pages.dtype, kv_scales))
     # By lane groups, as rows are taken from any place of arrays of 128 lanes only.
     words = words.reshape(-1, width // LANES, LANES).swapaxes(0, 1)
     offset = jnp.asarray(page_offset, jnp.int32).reshape(1)
     return call_write_kernel(runs, offset, words, kv_pages, block_len=block_len, interpret=interpret)
 
 
-def pool_lanes(
+def rounded_lanes(
     k: Float[jax.Array, "T G H"],
     v: Float[jax.Array, "T G H"],
     width: int,
     dtype: jnp.dtype,
     kv_scales: Float32[jax.Array, "G 2"] | None,
 ) -> Float[jax.Array, "T W"]:
-    """Tokens as the pool holds them: K and V head by head, divided by their scales, then 0 up to `width`.
-
-    For float8, whose casts make infinity or NaN of what is too large, cut to its range first.
-    """
-    lanes = jnp.stack([k, v], axis=2)
-    if kv_scales is not None:
-        lanes = lanes.astype(jnp.float32) / kv_scales[None, :, :, None]
-    lanes = lanes.reshape(k.shape[0], -1)
-    if dtype.itemsize == 1:
-        largest = float(jnp.finfo(dtype).max)
-        lanes = jnp.clip(lanes.astype(jnp.float32), -largest, largest)
-    lanes = jnp.pad(lanes.astype(dtype), ((0, 0), (0, width - lanes.shape[1])))
-    # Else XLA, which may keep more precision than is asked for, leaves out the rounding where float32 is next.
-    return jax.lax.optimization_barrier(lanes)
+    """`pool_lanes`, rounded for certain: XLA, which may keep more precision than is asked for, would leave that out
+    where float32 is next."""
+    return jax.lax.optimization_barrier(pool_lanes(k, v, width, dtype, kv_scales))
 
 
 def pool_words(lanes: Float[jax.Array, "T W"]) -> Int32[jax.Array, "T W"]:

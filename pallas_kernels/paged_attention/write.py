@@ -13,6 +13,7 @@ from radix_jax.pallas_kernels.paged_attention.backends import (
     tpu_interpretation,
 )
 from radix_jax.pallas_kernels.paged_attention.checks import check_write
+from radix_jax.pallas_kernels.paged_attention.pool_lanes import pool_lanes
 
 
 def write_kv(
@@ -71,21 +72,9 @@ def write_kv(
         )
     attention_fn(backend)  # refuses unknown names
     _, page_size, width = kv_pages.shape
-    lanes = jnp.stack([k, v], axis=2)
-    if kv_scales is not None:
-        lanes = lanes.astype(jnp.float32) / kv_scales[None, :, :, None]
-    lanes = _to_pool_dtype(lanes.reshape(k.shape[0], -1), kv_pages.dtype)
-    lanes = jnp.pad(lanes, ((0, 0), (0, width - lanes.shape[1])))
+    lanes = pool_lanes(k, v, width, kv_pages.dtype, kv_scales)
     pages = write_slots // page_size + page_offset
     return kv_pages.at[pages, write_slots % page_size].set(lanes, mode="drop", unique_indices=True)
-
-
-def _to_pool_dtype(lanes: Float[jax.Array, "T W"], dtype: jnp.dtype) -> Float[jax.Array, "T W"]:
-    """Cast; for float8, whose casts make infinity or NaN of what is too large, after cutting to its range."""
-    if dtype.itemsize > 1:
-        return lanes.astype(dtype)
-    largest = float(jnp.finfo(dtype).max)
-    return jnp.clip(lanes.astype(jnp.float32), -largest, largest).astype(dtype)
 
 
 def copy_pages(
