@@ -19,6 +19,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from benchmarks.gpu_check import memory_of
 from benchmarks.gpu_model import ModelBench
 from benchmarks.gpu_report import Report

@@ -36,6 +36,9 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from benchmarks.tpu_peers import Measured, Shape, kernels_of
 from radix_jax.aot.compiling import use_cpu
 from radix_jax.aot.tpu_bundles import Program
