@@ -17,6 +17,7 @@ from benchmarks.offline import run_waves
 from benchmarks.random_weights import random_array, random_params
 from benchmarks.workloads import WORKLOADS
 from radix_jax import Engine
+from radix_jax.arrays import SamplerState
 from radix_jax.models.base import ModelParams
 from radix_jax.plan import Bucket
 from radix_jax.runner.pack import PackedStep, empty_step
@@ -51,7 +52,8 @@ class ModelBench:
 
             pointer = kv.unsafe_buffer_pointer()
             run = functools.partial(_run_step, step, self.engine.params)
-            seconds_s, kv = time_program(run, kv, last_tokens, buffer, sample_s=0.05)
+            state = jax.tree.map(jnp.zeros_like, self.engine.runner.sampler_state)
+            seconds_s, (kv, _) = time_program(run, (kv, state), last_tokens, buffer, sample_s=0.05)
             floor_s = self._floor_s(num_rows, context, q_len, bandwidth, peak)
             report.row(
                 step=name,
@@ -164,5 +166,7 @@ class ModelBench:
         return max((weight_bytes + kv_bytes) / bandwidth, flops / peak)
 
 
-def _run_step(step: Any, params: ModelParams, kv: jax.Array, last_tokens: jax.Array, buffer: jax.Array) -> jax.Array:
-    return step(params, kv, last_tokens, buffer)[0]
+def _run_step(
+    step: Any, params: ModelParams, donated: tuple[jax.Array, SamplerState], last_tokens: jax.Array, buffer: jax.Array
+) -> tuple[jax.Array, SamplerState]:
+    return step(params, *donated, last_tokens, buffer)[:2]

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -22,7 +20,7 @@ from benchmarks.workloads import WORKLOADS
 from radix_jax import LLM, Engine
 from radix_jax.plan import StepPlan
 from radix_jax.replay import CostModel, StepCounts
-from radix_jax.runner import StepHandle
+from radix_jax.runner import StepHandle, StepTokens
 
 Measured = list[tuple[StepCounts, float]]
 
@@ -44,7 +42,7 @@ class StepTimer:
         self._counts, self._began_s = StepCounts.of(plan), time.perf_counter()
         return self._dispatch(plan)
 
-    def _timed_read(self, handle: StepHandle) -> np.ndarray:
+    def _timed_read(self, handle: StepHandle) -> StepTokens:
         tokens = self._read(handle)
         self._runner.kv.block_until_ready()  # a chunk that samples nothing is not waited for otherwise
         self.measured.append((self._counts, time.perf_counter() - self._began_s))

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from radix_jax.config import EngineConfig
     from radix_jax.engine import Engine
     from radix_jax.llm import LLM
-    from radix_jax.request import CompletionOutput, RequestOutput, SamplingParams
+    from radix_jax.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "CompletionOutput",
     "Engine",
     "EngineConfig",
+    "Logprob",
     "RequestOutput",
     "SamplingParams",
     "register_attention_backend",
@@ -29,6 +30,7 @@ _HOMES = {
     "CompletionOutput": "radix_jax.request",
     "Engine": "radix_jax.engine",
     "EngineConfig": "radix_jax.config",
+    "Logprob": "radix_jax.request",
     "RequestOutput": "radix_jax.request",
     "SamplingParams": "radix_jax.request",
     "register_attention_backend": "radix_jax.attention_backends",

@@ -2,6 +2,7 @@
 
 B row (a request's share of a step) · T query token, all rows flat · S kv token · P page (of a row, or of the pool)
 C page copy · K page_size · L layer · N q head · G kv head · H head_dim · D model · F ffn · V vocabulary · W = 2 * G * H
+U seat (what a running request keeps)
 
 The pool is one flat array `kv[L * P, K, W]`: page p of layer l is row `l * num_pages + p`. Lanes of one token:
 
@@ -82,6 +83,11 @@ class SamplingInputs:
     temperature: 0 is greedy. top_k: 0 keeps all. top_p: 1 keeps all. min_p: 0 keeps all.
     seed: low and high 32 bits of the request's seed. sample_index: which sample of the request.
     position: place of the token being chosen in its request.
+    seat: the row of SamplerState that belongs to the request.
+    repetition_penalty: 1 is none. presence_penalty, frequency_penalty: 0 is none.
+    min_len: before this place no stop id may be chosen; 0: any may.
+    adjusts: 1 where penalties or bias change the logits, so that the seat's counts are read and kept.
+    num_logprobs: -1: none. 0: that of the chosen token. Above: those of so many most likely ones besides.
     """
 
     temperature: Float32[Array, " B"]
@@ -91,6 +97,28 @@ class SamplingInputs:
     seed: UInt32[Array, "B 2"]
     sample_index: Int32[Array, " B"]
     position: Int32[Array, " B"]
+    seat: Int32[Array, " B"]
+    repetition_penalty: Float32[Array, " B"]
+    presence_penalty: Float32[Array, " B"]
+    frequency_penalty: Float32[Array, " B"]
+    min_len: Int32[Array, " B"]
+    adjusts: Int32[Array, " B"]
+    num_logprobs: Int32[Array, " B"]
+
+
+@register_pytree
+@dataclass(frozen=True)
+class SamplerState:
+    """What the sampler knows of the running requests, a row each; steps update it in place. A row of zeros changes
+    nothing.
+
+    tokens: of each token how often it is in the output, in bits [0, 29); bit 29: it ends the request (a stop id); bit
+        30: it is in the prompt.
+    bias: what is added to each logit.
+    """
+
+    tokens: Int32[jax.Array, "U V"]
+    bias: Float32[jax.Array, "U V"]
 
 
 @register_pytree

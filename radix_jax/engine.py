@@ -13,13 +13,13 @@ from radix_jax.cache import PagePool, PrefixCache, RadixTree
 from radix_jax.cache_dir import user_cache_dir
 from radix_jax.config import EngineConfig
 from radix_jax.engine_stats import EngineStats
-from radix_jax.intake import TokenIds, check_labels, checked_ids, make_request
+from radix_jax.intake import TokenIds, check_bias, check_labels, checked_ids, make_request
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import params_of
 from radix_jax.plan import StepPlan
 from radix_jax.recorder import Recorder
 from radix_jax.request import CompletionOutput, RequestOutput, SamplingParams
-from radix_jax.runner import CompileLedger, Runner, StepHandle, keep_compiles, resolve_config
+from radix_jax.runner import SAMPLER_BUCKET, CompileLedger, Runner, StepHandle, keep_compiles, resolve_config
 from radix_jax.scheduler import Buckets, Explanation, QueueFull, RequestState, Scheduler, Timelines
 
 _LOG = logging.getLogger("radix_jax")
@@ -70,6 +70,7 @@ class Engine:
             model_params,
             num_pages=self._num_pages,
             page_size=config.page_size,
+            num_seats=config.max_running_requests,
             max_rows=self._buckets.max_rows,
             kv_dtype=str(config.kv_dtype),
             attention_backend=config.attention_backend,
@@ -108,13 +109,14 @@ class Engine:
         return self._eos_token_ids
 
     def warm_up(self) -> None:
-        """Compile every bucket, those of page copies included, so that no later step has to."""
+        """Compile every bucket, those of page copies and sampler rows included, so that no later step has to."""
         config = self._config
         has_copies = config.partial_pages and config.enable_prefix_cache and config.page_size > 1
         for bucket in self._buckets.all():
             self._runner.compile(bucket, "warmup")
             if has_copies and bucket.kind == "prefill":
                 self._runner.compile(bucket.copies, "warmup")
+        self._runner.compile(SAMPLER_BUCKET, "warmup")
 
     def add_request(
         self,
@@ -135,8 +137,8 @@ class Engine:
         Raises:
             TypeError: token_ids are no ints, sampling is no SamplingParams, priority is no int, namespace or
                 routing_key are not hashable, or the namespace can't be recorded.
-            ValueError: no ids, ids outside the vocabulary, a prompt or output that context or pool can't hold, or a
-                priority that takes more than 64 bits.
+            ValueError: no ids, ids outside the vocabulary, in logit_bias too, a prompt or output that context or pool
+                can't hold, or a priority that takes more than 64 bits.
             QueueFull: max_queued_requests wait already.
             RuntimeError: the engine is closed.
         """
@@ -147,6 +149,7 @@ class Engine:
             raise RuntimeError("the engine is closed; make a new one")
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"sampling is a {type(sampling).__name__}; give SamplingParams, or None for its defaults")
+        check_bias(sampling or SamplingParams(), self._vocab_size)
         request = make_request(
             checked_ids(token_ids, self._vocab_size, self._max_model_len),
             sampling or SamplingParams(),
@@ -286,7 +289,7 @@ class Engine:
         plan, handle = self._in_flight
         self._in_flight = self._send(now) if self._config.overlap else None
         tokens = self._runner.read(handle)
-        return self._scheduler.commit(plan, tokens, time.monotonic())
+        return self._scheduler.commit(plan, tokens.token_ids, time.monotonic(), tokens.logprobs)
 
     def _send(self, now: float) -> tuple[StepPlan, StepHandle] | None:
         """Plan a step and send it; None where there is nothing to do, or nothing before the last one is committed."""
@@ -335,11 +338,15 @@ class Engine:
         prompt = self._prompts.pop(request_id) if finished else self._prompts[request_id]
         if finished and self._recorder is not None:
             self._recorder.end(request_id)
+        logprobs = state.logprobs
         completion = CompletionOutput(
             index=0,
             token_ids=state.output_ids.tolist(),
             finish_reason=state.finish_reason,
             stop_reason=state.stop_reason,
+            logprobs=None if logprobs is None else list(logprobs.by_token),
+            cumulative_logprob=None if logprobs is None else logprobs.total,
+            sampling_logprobs=None if logprobs is None else list(logprobs.sampling),
         )
         output = RequestOutput(
             request_id=request_id,

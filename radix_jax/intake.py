@@ -43,6 +43,17 @@ def checked_ids(token_ids: Any, vocab_size: int, max_model_len: int) -> Int32[np
     return ids.astype(np.int32)
 
 
+def check_bias(sampling: SamplingParams, vocab_size: int) -> None:
+    """Refuse a bias of tokens that the model does not have.
+
+    Raises:
+        ValueError: such an id, and the vocabulary.
+    """
+    highest = max(sampling.logit_bias or (0,))
+    if highest >= vocab_size:
+        raise ValueError(f"logit_bias id {highest} is outside the vocabulary [0, {vocab_size})")
+
+
 def check_labels(namespace: Any, priority: Any, routing_key: Any) -> None:
     """Refuse what would make the bookkeeping fail half-way.
 

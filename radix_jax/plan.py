@@ -1,22 +1,24 @@
 """StepPlan: all that the scheduler and the runner share. Plain data, never jax."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Float32, Int32
 
 from radix_jax.request import Request
 
 StepKind = Literal["prefill", "decode", "mixed"]
-BucketKind = Literal["prefill", "decode", "copy"]
+BucketKind = Literal["prefill", "decode", "copy", "sampler"]
+_NO_IDS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The padded shape of a step, or of the page copies in front of it: one compiled program a bucket.
+    """The padded shape of a step, or of what comes in front of it: one compiled program a bucket.
 
     num_tokens: T, num_rows: B, num_pages: P, page-table entries a row. Copies: one page a row, no token computed.
+    Sampler: the sampler's row of one request is filled.
     """
 
     kind: BucketKind
@@ -51,6 +53,8 @@ class StepRow(NamedTuple):
     source: the row of the plan before whose new token is this row's only one, while the host does not know it yet;
         token_ids is 0 there. None: token_ids counts.
     copy: where the tokens in front of `start`, back to the start of its page, come from; None where they are in place.
+    seat: number that the request has to itself while it runs.
+    output_ids: of a row that ends a prompt, what was generated before it; empty unless the request was retracted.
 
     A tuple because a step makes many of them; two rows are equal only if they are one.
     """
@@ -62,6 +66,8 @@ class StepRow(NamedTuple):
     samples: bool
     source: int | None = None
     copy: PageCopy | None = None
+    seat: int = 0
+    output_ids: Int32[np.ndarray, " T"] = _NO_IDS
 
     __eq__ = object.__eq__
     __ne__ = object.__ne__
@@ -107,3 +113,18 @@ class StepPlan:
     def copies(self) -> tuple[PageCopy, ...]:
         """What is copied before anything is computed, at most one page a row."""
         return tuple(row.copy for row in self.rows[: self.num_prompt_rows] if row.copy is not None)
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities of the tokens that a step samples: on the device first, then numpy. Zeros where no row asks.
+
+    sampled: of each row's token, by the raw logits. rank: how many tokens are as likely as it or more so.
+    sampling: of the token by what it was drawn from, after penalties, temperature and filters; 0 for a greedy row.
+    top_ids, top: the most likely tokens by the raw logits, best first.
+    """
+
+    sampled: Float32[Any, " B"]
+    rank: Int32[Any, " B"]
+    sampling: Float32[Any, " B"]
+    top_ids: Int32[Any, "B top"]
+    top: Float32[Any, "B top"]

@@ -1,9 +1,9 @@
-"""What a caller sends and gets back: SamplingParams, Request, RequestOutput, CompletionOutput."""
+"""What a caller sends and gets back: SamplingParams, Request, RequestOutput, CompletionOutput, Logprob."""
 
 import json
 import math
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,17 +12,13 @@ import numpy as np
 from radix_jax.config import check_int
 
 FinishReason = Literal["stop", "length", "abort"]
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 100.0
 
 # Value that leaves a field unused, for each field that is promised and not built yet.
 _NOT_BUILT: dict[str, object] = {
     "n": 1,
-    "min_tokens": 0,
     "stop": (),
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "logit_bias": None,
-    "logprobs": None,
     "prompt_logprobs": None,
 }
 
@@ -36,11 +32,18 @@ class SamplingParams:
     top_p: keep the smallest set of most likely tokens whose probability reaches top_p.
     min_p: drop tokens less likely than min_p times the most likely one.
     max_tokens: output tokens at most; None is up to the context.
+    min_tokens: output tokens at least: before them no id that would end the request is chosen.
     stop_token_ids: ids that end the request besides the model's end-of-sequence ids.
     ignore_eos: the model's end-of-sequence ids do not end the request.
     seed: with (sample index, position) it is the only source of randomness; None draws one from the engine's seed.
-    n, min_tokens, stop, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, logprobs,
-    prompt_logprobs: not built yet; any value that would have an effect is refused.
+    repetition_penalty: logits of tokens in prompt and output are divided by it where positive, else multiplied (Keskar
+        et al. 2019); above 1 discourages.
+    frequency_penalty, presence_penalty: times its count in the output, and once if it is there, taken from a token's
+        logit.
+    logit_bias: token id -> what is added to its logit, at most 100 either way.
+    logprobs: log-probabilities of each output token and of so many most likely ones, at most 20, by the model's own
+        logits, before all of the above; 0: of the output token alone. None: none.
+    n, stop, prompt_logprobs: not built yet; any value that would have an effect is refused.
 
     Raises:
         ValueError: a value out of its range, with the rule and the value.
@@ -81,6 +84,19 @@ class SamplingParams:
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos={self.ignore_eos!r} is not a bool")
         object.__setattr__(self, "stop_token_ids", _token_id_tuple(self.stop_token_ids))
+        check_int("min_tokens", self.min_tokens, at_least=0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}; lower it")
+        _check_float("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
+        _check_float("repetition_penalty", self.repetition_penalty, low=0.0, high=math.inf)
+        if self.repetition_penalty == 0.0:
+            raise ValueError("repetition_penalty=0.0 divides by zero; use a value above 0, 1 for none")
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+        if self.logprobs is not None:
+            check_int("logprobs", self.logprobs, at_least=0)
+            if self.logprobs > MAX_LOGPROBS:
+                raise ValueError(f"logprobs={self.logprobs} is above its largest value {MAX_LOGPROBS}")
         for name, unused in _NOT_BUILT.items():
             value = getattr(self, name)
             if value != unused and not (unused in ((), None) and not value and value is not False and value != 0):
@@ -118,6 +134,31 @@ class Request:
         """Tokens of the prompt."""
         return len(self.token_ids)
 
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether penalties or bias change its logits, for as long as it runs."""
+        params = self.sampling
+        penalties = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+        return bool(params.logit_bias) or penalties != (0.0, 0.0, 1.0)
+
+    @property
+    def min_len(self) -> int:
+        """Prompt and output tokens that come before any stop id may; 0 where one may come at once."""
+        return self.prompt_len + self.sampling.min_tokens if self.sampling.min_tokens and self.stop_ids else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely a token was by the model's own logits.
+
+    logprob: natural logarithm of its probability. rank: 1 is the most likely token. decoded_token: its text, None where
+    no tokenizer is at hand (Engine).
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionOutput:
@@ -126,6 +167,10 @@ class CompletionOutput:
     index: sample index. text: decoded `token_ids`, "" where no tokenizer is at hand (Engine).
     finish_reason: None while running, then "stop" | "length" | "abort". stop_reason: the id that stopped it, or
         the time-out.
+    logprobs: for each output token, token id -> Logprob: the output token first, then the most likely ones, best
+        first. cumulative_logprob: the sum over the output tokens. sampling_logprobs: for each output token its
+        log-probability in what it was drawn from, after penalties, temperature and filters; 0.0 where greedy. All None
+        unless SamplingParams.logprobs asks for them.
     """
 
     index: int
@@ -133,7 +178,9 @@ class CompletionOutput:
     text: str = ""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    logprobs: list[dict[int, Any]] | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    cumulative_logprob: float | None = None
+    sampling_logprobs: list[float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +267,16 @@ def _token_id_tuple(ids: Sequence[int] | None) -> tuple[int, ...]:
     for token_id in token_ids:
         check_int("stop_token_ids entry", token_id, at_least=0)
     return token_ids
+
+
+def _checked_bias(bias: Mapping[int, float] | None) -> dict[int, float] | None:
+    """A copy, so that nobody changes it later; None if there is none."""
+    if not bias:
+        return None
+    for token_id, value in bias.items():
+        check_int("logit_bias id", token_id, at_least=0)
+        _check_float(f"logit_bias of {token_id}", value, low=-MAX_LOGIT_BIAS, high=MAX_LOGIT_BIAS)
+    return dict(bias)
 
 
 def _recorded_ids(name: str, ids: object) -> np.ndarray:

@@ -17,6 +17,7 @@ from radix_jax.checkpoints.json_file import read_json
 from radix_jax.models.registry import family_for_hf_config
 from radix_jax.plan import Bucket
 from radix_jax.runner.resolve import DEFAULT_MEMORY_FRACTION
+from radix_jax.runner.sampler_state import sampler_state_bytes
 
 # Of a GPU's memory jax takes this much at its start, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
 JAX_MEMORY_FRACTION = 0.75
@@ -27,9 +28,9 @@ OUR_KERNELS = ("combine_kernel", "decode_kernel", "extend_kernel", "write_kernel
 class StepReport:
     """One step kind, in its largest bucket.
 
-    context_len: tokens of a row in the counts of work. *_bytes: weights_bytes and pool_bytes stay on the device,
-    temp_bytes are the program's own; moved_bytes is what it has to read and write at least. alias_bytes: of the pool,
-    updated in place. roofline_s: the least time; bound: what binds it. kernels: those of ours.
+    context_len: tokens of a row in the counts of work. *_bytes: weights_bytes, pool_bytes and sampler_bytes stay on the
+    device, temp_bytes are the program's own; moved_bytes is what it has to read and write at least. alias_bytes: of
+    pool and sampler, updated in place. roofline_s: the least time; bound: what binds it. kernels: those of ours.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class StepReport:
     compile_s: float
     weights_bytes: int
     pool_bytes: int
+    sampler_bytes: int
     temp_bytes: int
     alias_bytes: int
     moved_bytes: int
@@ -53,7 +55,7 @@ class StepReport:
 class ModelReport:
     """A model on a target.
 
-    num_pages: that fit, the null page included, as the engine counts them: in 0.85 of what the weights leave of
+    num_pages: that fit, the null page included, as the engine counts them: in 0.85 of what weights and sampler leave of
         `usable_bytes`; on a TPU with the whole model on one device. kv_tokens, num_requests: what they hold, in tokens
         and in requests of max_model_len.
     """
@@ -98,7 +100,8 @@ def report_model(target: AnyTarget, name: str, config: Any, settings: StepSettin
     """
     params = abstract_params(config, settings.dtype)
     memory_bytes, weights_bytes = usable_bytes(target), tree_bytes(params.weights)
-    free_bytes = int((memory_bytes - weights_bytes) * DEFAULT_MEMORY_FRACTION)
+    room_bytes = memory_bytes - weights_bytes - _sampler_bytes(params, settings)
+    free_bytes = int(room_bytes * DEFAULT_MEMORY_FRACTION)
     bytes_a_page = page_bytes(config, settings.page_size, settings.kv_dtype)
     num_pages = free_bytes // bytes_a_page
     if num_pages < 2:
@@ -108,7 +111,7 @@ def report_model(target: AnyTarget, name: str, config: Any, settings: StepSettin
         )
     steps = tuple(_report_step(target, params, bucket, settings, num_pages, context_len) for bucket in settings.largest)
     temp_bytes = max(step.temp_bytes for step in steps)
-    num_pages = min(num_pages, max(0, memory_bytes - weights_bytes - temp_bytes) // bytes_a_page)
+    num_pages = min(num_pages, max(0, room_bytes - temp_bytes) // bytes_a_page)
     kv_tokens = max(0, num_pages - 1) * settings.page_size
     return ModelReport(name, target.name, settings, num_pages, kv_tokens, kv_tokens // settings.max_model_len, steps)
 
@@ -132,6 +135,7 @@ def _report_step(
         compile_s=round(program.compile_s, 2),
         weights_bytes=tree_bytes(params.weights),
         pool_bytes=num_pages * page_bytes(params.config, settings.page_size, settings.kv_dtype),
+        sampler_bytes=_sampler_bytes(params, settings),
         temp_bytes=program.temp_bytes,
         alias_bytes=program.alias_bytes,
         moved_bytes=work.weights_bytes + work.kv_bytes,
@@ -140,6 +144,10 @@ def _report_step(
         bound=bound,
         kernels=_our_kernels(program),
     )
+
+
+def _sampler_bytes(params: Any, settings: StepSettings) -> int:
+    return sampler_state_bytes(settings.max_running_requests, params.config.vocab_size)
 
 
 def _our_kernels(program: CompiledProgram | TpuProgram) -> tuple[KernelReport, ...] | tuple[TpuKernel, ...]:

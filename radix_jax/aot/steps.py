@@ -20,6 +20,7 @@ from radix_jax.models.registry import family_for_config
 from radix_jax.plan import Bucket
 from radix_jax.runner.pack import buffer_len
 from radix_jax.runner.runner import compiler_options, decode_step, prefill_step
+from radix_jax.runner.sampler_state import empty_sampler_state
 from radix_jax.scheduler.buckets import Buckets
 
 # What "auto" is where the kernels run.
@@ -115,7 +116,8 @@ def compile_step(
 def compile_step(
     target: AnyTarget, params: ModelParams, bucket: Bucket, settings: StepSettings, num_pages: int
 ) -> CompiledProgram | TpuProgram:
-    """The step of a bucket over a pool of `num_pages` pages a layer, as the engine compiles it, the pool donated.
+    """The step of a bucket over a pool of `num_pages` pages a layer, as the engine compiles it, pool and sampler state
+    donated.
 
     On a TPU it is the step of one device, with the whole model on it.
     """
@@ -123,10 +125,11 @@ def compile_step(
     kv = jax.eval_shape(
         lambda: init_kv(params.config, num_pages, settings.page_size, settings.kv_dtype, attention_backend=backend)
     )
+    state = jax.eval_shape(lambda: empty_sampler_state(settings.max_running_requests, params.config.vocab_size))
     last_tokens = jax.ShapeDtypeStruct((settings.buckets.max_rows,), np.int32)
     buffer = jax.ShapeDtypeStruct((buffer_len(bucket),), np.int32)
     step = functools.partial(_STEPS[bucket.kind], bucket=bucket, attention_backend=backend)
-    args = params, kv, last_tokens, buffer
+    args = params, kv, state, last_tokens, buffer
     if isinstance(target, TpuTarget):
-        return compile_for_tpu(target, step, *args, donate_argnums=1, compiler_options=compiler_options("tpu"))
-    return compile_for(target, step, *args, donate_argnums=1, compiler_options=compiler_options("gpu"))
+        return compile_for_tpu(target, step, *args, donate_argnums=(1, 2), compiler_options=compiler_options("tpu"))
+    return compile_for(target, step, *args, donate_argnums=(1, 2), compiler_options=compiler_options("gpu"))

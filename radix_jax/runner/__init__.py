@@ -2,6 +2,15 @@
 
 from radix_jax.runner.compile_ledger import CompileLedger, CompileRecord, keep_compiles
 from radix_jax.runner.resolve import resolve_config
-from radix_jax.runner.runner import Runner, StepHandle
+from radix_jax.runner.runner import SAMPLER_BUCKET, Runner, StepHandle, StepTokens
 
-__all__ = ["CompileLedger", "CompileRecord", "Runner", "StepHandle", "keep_compiles", "resolve_config"]
+__all__ = [
+    "SAMPLER_BUCKET",
+    "CompileLedger",
+    "CompileRecord",
+    "Runner",
+    "StepHandle",
+    "StepTokens",
+    "keep_compiles",
+    "resolve_config",
+]

@@ -16,7 +16,9 @@ from radix_jax.request import Request
 
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _MAX_INT32 = np.iinfo(np.int32).max
-_SAMPLING_FIELDS = 8  # numbers a row, at the buffer's end
+_SAMPLING_FIELDS = 15  # numbers a row, at the buffer's end
+# Logits stay finite through these penalties.
+_REPETITION_RANGE = 1e-6, 1e6
 
 
 class PackedStep(NamedTuple):
@@ -29,17 +31,19 @@ class PackedStep(NamedTuple):
 
 def buffer_len(bucket: Bucket) -> int:
     """Numbers in the buffer of a step."""
-    return 4 * bucket.num_tokens + bucket.num_rows * (bucket.num_pages + 10) + 1
+    return 4 * bucket.num_tokens + bucket.num_rows * (bucket.num_pages + 2 + _SAMPLING_FIELDS) + 1
 
 
 def split(buffer: Int32[Array, " N"], bucket: Bucket) -> tuple[StepInputs, SamplingInputs]:
     """What a buffer of a bucket holds; the same for numpy, as views, and inside a jitted step."""
     tokens, rows, num_pages = bucket.num_tokens, bucket.num_rows, bucket.num_pages
-    lens = (tokens, tokens, rows * num_pages, rows, rows + 1, tokens, tokens, *[rows] * 4, 2 * rows, rows, rows)
+    of_tokens = tokens, tokens, rows * num_pages, rows, rows + 1, tokens, tokens
+    lens = *of_tokens, *[rows] * 4, 2 * rows, *[rows] * 9
     ends = accumulate(lens)
     parts = [buffer[end - length : end] for length, end in zip(lens, ends, strict=True)]
     token_ids, positions, page_table, kv_lens, cu_q_lens, write_slots, token_src = parts[:7]
-    temperature, top_k, top_p, min_p, seed, sample_index, position = parts[7:]
+    temperature, top_k, top_p, min_p, seed, sample_index, position, seat = parts[7:15]
+    repetition_penalty, presence_penalty, frequency_penalty, min_len, adjusts, num_logprobs = parts[15:]
     inputs = StepInputs(
         token_ids=token_ids,
         positions=positions,
@@ -57,6 +61,13 @@ def split(buffer: Int32[Array, " N"], bucket: Bucket) -> tuple[StepInputs, Sampl
         seed=seed.view(np.uint32).reshape(rows, 2),
         sample_index=sample_index,
         position=position,
+        seat=seat,
+        repetition_penalty=repetition_penalty.view(np.float32),
+        presence_penalty=presence_penalty.view(np.float32),
+        frequency_penalty=frequency_penalty.view(np.float32),
+        min_len=min_len,
+        adjusts=adjusts,
+        num_logprobs=num_logprobs,
     )
     return inputs, sampling
 
@@ -72,6 +83,8 @@ def empty_step(bucket: Bucket, num_slots: int = 0) -> PackedStep:
     assert inputs.token_src is not None
     inputs.token_src[:] = -1
     sampling.top_p[:] = 1.0
+    sampling.repetition_penalty[:] = 1.0
+    sampling.num_logprobs[:] = -1
     return PackedStep(buffer, inputs, sampling)
 
 
@@ -86,14 +99,16 @@ class Packer:
         self._num_slots = num_slots
         self._page_table: Int32[Array, "B P"] = np.zeros((0, 0), np.int32)  # only read: it is part of a sent buffer
         self._row_pages: tuple[np.ndarray, ...] = ()  # what the table's rows were made from
-        self._samplers: tuple[Request | None, ...] = ()  # what the sampling values were made from
+        # What the sampling values were made from.
+        self._samplers: tuple[Request | None, ...] = ()
+        self._seats: tuple[int, ...] = ()
         self._sampling_values: Int32[np.ndarray, " N"] = np.empty(0, np.int32)
 
     def pack(self, plan: StepPlan) -> PackedStep:
         """The plan's rows in its bucket."""
         packed = empty_step(plan.bucket, self._num_slots)
         inputs, num_rows = packed.inputs, len(plan.rows)
-        requests, token_ids, row_starts, row_pages, samples, sources, _ = zip(*plan.rows, strict=True)
+        requests, token_ids, row_starts, row_pages, samples, sources, _, seats, _ = zip(*plan.rows, strict=True)
         starts = np.array(row_starts, np.int32)
         q_lens = np.fromiter(map(len, token_ids), np.int32, num_rows)
         ends = q_lens.cumsum()
@@ -111,7 +126,7 @@ class Packer:
         pages = inputs.page_table[token_rows, positions // self._page_size]
         inputs.write_slots[:num_tokens] = pages * self._page_size + positions % self._page_size
         samplers = requests if all(samples) else tuple(row.request if row.samples else None for row in plan.rows)
-        self._fill_sampling(packed, samplers)
+        self._fill_sampling(packed, samplers, seats)
         return packed
 
     def _fill_page_table(self, page_table: Int32[Array, "B P"], row_pages: tuple[np.ndarray, ...]) -> None:
@@ -128,28 +143,39 @@ class Packer:
             page_table[row, num_pages:width] = 0
         self._page_table, self._row_pages = page_table, row_pages
 
-    def _fill_sampling(self, packed: PackedStep, samplers: tuple[Request | None, ...]) -> None:
+    def _fill_sampling(self, packed: PackedStep, samplers: tuple[Request | None, ...], seats: tuple[int, ...]) -> None:
         """How each row's next token is chosen. samplers: the request of each row that samples one."""
         sampling = packed.sampling
         values = packed.buffer[-_SAMPLING_FIELDS * len(packed.inputs.kv_lens) :]
-        if samplers == self._samplers and len(values) == len(self._sampling_values):
+        is_known = samplers == self._samplers and seats == self._seats
+        if is_known and len(values) == len(self._sampling_values):
             values[:] = self._sampling_values
         else:
-            for row, request in enumerate(samplers):
-                if request is not None and request.sampling.temperature > 0.0:
-                    _fill_sampler(sampling, row, request)
-            self._samplers, self._sampling_values = samplers, values.copy()
-        sampling.position[:] = np.where(sampling.temperature > 0.0, packed.inputs.kv_lens, 0)
+            for row, (request, seat) in enumerate(zip(samplers, seats, strict=True)):
+                if request is not None:
+                    _fill_sampler(sampling, row, request, seat)
+            self._samplers, self._seats, self._sampling_values = samplers, seats, values.copy()
+        sampling.position[:] = packed.inputs.kv_lens
 
 
-def _fill_sampler(sampling: SamplingInputs, row: int, request: Request) -> None:
-    """All that stays the same from step to step; a greedy row stays as it is in padding."""
+def _fill_sampler(sampling: SamplingInputs, row: int, request: Request, seat: int) -> None:
+    """All that stays the same from step to step; what a row does not ask for stays as it is in padding."""
     params = request.sampling
-    sampling.temperature[row] = min(params.temperature, _MAX_FLOAT32)
-    sampling.top_k[row] = min(max(params.top_k, 0), _MAX_INT32)
-    sampling.top_p[row] = params.top_p
-    sampling.min_p[row] = params.min_p
-    sampling.seed[row] = request.seed & 0xFFFFFFFF, request.seed >> 32
+    if params.temperature > 0.0:
+        sampling.temperature[row] = min(params.temperature, _MAX_FLOAT32)
+        sampling.top_k[row] = min(max(params.top_k, 0), _MAX_INT32)
+        sampling.top_p[row] = params.top_p
+        sampling.min_p[row] = params.min_p
+        sampling.seed[row] = request.seed & 0xFFFFFFFF, request.seed >> 32
+    sampling.seat[row] = seat
+    if request.adjusts_logits:
+        sampling.adjusts[row] = 1
+        sampling.repetition_penalty[row] = np.clip(params.repetition_penalty, *_REPETITION_RANGE)
+        sampling.presence_penalty[row] = params.presence_penalty
+        sampling.frequency_penalty[row] = params.frequency_penalty
+    sampling.min_len[row] = request.min_len
+    if params.logprobs is not None:
+        sampling.num_logprobs[row] = params.logprobs
 
 
 def empty_copies(num_rows: int, num_pages: int) -> PageCopies:

@@ -17,6 +17,7 @@ from radix_jax.pallas_kernels.paged_attention.backends import (
     UnsupportedOption,
     compute_capability,
 )
+from radix_jax.runner.sampler_state import sampler_state_bytes
 
 _LOG = logging.getLogger("radix_jax")
 DEFAULT_MEMORY_FRACTION = 0.85
@@ -116,13 +117,15 @@ def _max_tpu_context(config: EngineConfig) -> int:
 def _choose_num_pages(model: ModelConfig, config: EngineConfig, backend: str, max_model_len: int, kv_dtype: str) -> int:
     """Pages of the pool, the null page included, that the memory allows. Logs what binds.
 
-    On an accelerator: `kv_memory_fraction` (0.85) of the memory that is free now, with the weights in place. On a CPU:
-    what max_running_requests requests of max_model_len need, at most 2 GiB and a quarter of the free RAM.
+    On an accelerator: `kv_memory_fraction` (0.85) of the memory that is free now, with the weights in place and the
+    sampler's state taken off. On a CPU: what max_running_requests requests of max_model_len need, at most 2 GiB and a
+    quarter of the free RAM.
 
     Raises:
         ValueError: not even two pages fit.
     """
     page_bytes = model.num_layers * config.page_size * kv_width(model, backend) * np.dtype(kv_dtype).itemsize
+    sampler_bytes = sampler_state_bytes(config.max_running_requests, model.vocab_size)
     pages_a_request = -(-max_model_len // config.page_size)
     limits = {
         "max_running_requests x max_model_len": config.max_running_requests * pages_a_request + 1,
@@ -130,10 +133,12 @@ def _choose_num_pages(model: ModelConfig, config: EngineConfig, backend: str, ma
     }
     if jax.default_backend() == "cpu" and config.kv_memory_fraction is None:
         limits["2 GiB on a CPU"] = CPU_POOL_BYTES // page_bytes
-        limits["a quarter of the free RAM"] = int(free_ram_bytes() * CPU_RAM_FRACTION) // page_bytes
+        limits["a quarter of the free RAM"] = int((free_ram_bytes() - sampler_bytes) * CPU_RAM_FRACTION) // page_bytes
     else:
         fraction = config.kv_memory_fraction or DEFAULT_MEMORY_FRACTION
-        limits[f"{fraction:.2f} of the free memory"] = int(_free_device_bytes() * fraction) // page_bytes
+        limits[f"{fraction:.2f} of the free memory"] = (
+            int((_free_device_bytes() - sampler_bytes) * fraction) // page_bytes
+        )
     binding = min(limits, key=lambda name: limits[name])
     num_pages = limits[binding]
     if num_pages < 2:

@@ -4,60 +4,82 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int32
 
-from radix_jax.arrays import KVPool, PageCopies, StepInputs
+from radix_jax.arrays import KVPool, PageCopies, SamplerState, StepInputs
 from radix_jax.attention_backends import AttentionFn, registered_backends
 from radix_jax.functional import decode, init_kv, prefill
 from radix_jax.models.base import ModelParams
 from radix_jax.pallas_kernels.paged_attention import copy_pages
-from radix_jax.plan import Bucket, StepPlan
+from radix_jax.plan import Bucket, StepPlan, TokenLogprobs
 from radix_jax.runner.compile_ledger import CompileLedger, CompileReason
 from radix_jax.runner.pack import Packer, buffer_len, empty_copies, pack_copies, split
-from radix_jax.runner.sampling import sample
+from radix_jax.runner.sampler_state import (
+    empty_sampler_row,
+    empty_sampler_state,
+    fill_sampler_row,
+    needs_sampler_row,
+    sampler_row,
+)
+from radix_jax.runner.sampling import Sampled, sample
 from radix_jax.sharding import make_mesh, named_sharding
 
 Tokens = Int32[jax.Array, " R"]
-StepOutputs = tuple[KVPool, Tokens]
+StepOutputs = tuple[KVPool, SamplerState, Tokens, TokenLogprobs]
+# The program that fills a request's row of SamplerState.
+SAMPLER_BUCKET = Bucket("sampler", 0, 1, 0)
 
 
 @dataclass(frozen=True)
 class StepHandle:
     """A step that was sent to the device.
 
-    tokens: what its rows sample, still on the device; None: none of them does.
+    tokens: what its rows sample, still on the device; None: none of them does. logprobs: of those tokens; None: no row
+        asks.
     """
 
     tokens: Int32[Any, " R"] | None
     num_rows: int
+    logprobs: TokenLogprobs | None = None
+
+
+class StepTokens(NamedTuple):
+    """What the rows of a step sampled, on the host: a token each, 0 for rows that sample none, and their
+    log-probabilities where any row asks."""
+
+    token_ids: Int32[np.ndarray, " B"]
+    logprobs: TokenLogprobs | None
 
 
 def prefill_step(
     params: ModelParams,
     kv: KVPool,
+    state: SamplerState,
     last_tokens: Tokens,
     buffer: Int32[jax.Array, " N"],
     *,
     bucket: Bucket,
     attention_backend: str | AttentionFn = "auto",
 ) -> StepOutputs:
-    """`functional.prefill`, then one sampled token a row, as last_tokens [R >= B] of the next step, 0 behind the rows.
+    """`functional.prefill`, then one sampled token a row, as last_tokens [R >= B] of the next step, 0 behind the rows,
+    and their log-probabilities.
 
-    buffer: a packed step of the bucket. The engine donates `kv`.
+    buffer: a packed step of the bucket. The engine donates `kv` and `state`.
     """
     inputs, sampling = split(buffer, bucket)
     kv, logits = prefill(params, kv, _resolve(inputs, last_tokens), attention_backend=attention_backend)
-    return kv, _as_last_tokens(sample(logits, sampling), last_tokens)
+    return _outputs(kv, sample(logits, sampling, state), last_tokens)
 
 
 def decode_step(
     params: ModelParams,
     kv: KVPool,
+    state: SamplerState,
     last_tokens: Tokens,
     buffer: Int32[jax.Array, " N"],
     *,
@@ -67,7 +89,7 @@ def decode_step(
     """`functional.decode`, then as `prefill_step`."""
     inputs, sampling = split(buffer, bucket)
     kv, logits = decode(params, kv, _resolve(inputs, last_tokens), attention_backend=attention_backend)
-    return kv, _as_last_tokens(sample(logits, sampling), last_tokens)
+    return _outputs(kv, sample(logits, sampling, state), last_tokens)
 
 
 def _resolve(inputs: StepInputs, last_tokens: Tokens) -> StepInputs:
@@ -77,9 +99,10 @@ def _resolve(inputs: StepInputs, last_tokens: Tokens) -> StepInputs:
     return dataclasses.replace(inputs, token_ids=token_ids, token_src=None)
 
 
-def _as_last_tokens(tokens: Int32[jax.Array, " B"], last_tokens: Tokens) -> Tokens:
-    """One length for all buckets, so that any step can follow any other."""
-    return jnp.zeros_like(last_tokens).at[: tokens.shape[0]].set(tokens)
+def _outputs(kv: KVPool, sampled: Sampled, last_tokens: Tokens) -> StepOutputs:
+    """Tokens of one length for all buckets, so that any step can follow any other."""
+    tokens = jnp.zeros_like(last_tokens).at[: sampled.tokens.shape[0]].set(sampled.tokens)
+    return kv, sampled.state, tokens, sampled.logprobs
 
 
 def copy_step(kv: KVPool, copies: PageCopies, *, num_layers: int) -> KVPool:
@@ -95,7 +118,9 @@ def compiler_options(platform: str) -> dict[str, str | bool]:
 
 
 class Runner:
-    """Device side of an engine: params, pool, and one compiled program a bucket.
+    """Device side of an engine: params, pool, sampler state, and one compiled program a bucket.
+
+    num_seats: requests that run at once. max_rows: rows of the largest bucket.
 
     Not thread-safe. After a step that failed or was interrupted the pool may be gone; `renew_pool` then makes another.
     """
@@ -106,6 +131,7 @@ class Runner:
         *,
         num_pages: int,
         page_size: int,
+        num_seats: int,
         max_rows: int,
         kv_dtype: str,
         attention_backend: str,
@@ -122,6 +148,9 @@ class Runner:
             init_kv, params.config, num_pages, page_size, kv_dtype, attention_backend=backend
         )
         self._kv = self._empty_pool()
+        self._vocab_size = params.config.vocab_size
+        self._new_state = functools.partial(empty_sampler_state, num_seats, self._vocab_size)
+        self._state = self._empty_state()
         self._max_rows = max_rows
         self._last_tokens = self._no_tokens()
         self._steps = {
@@ -141,6 +170,11 @@ class Runner:
         """The pool as it is now; the next step donates it."""
         return self._kv
 
+    @property
+    def sampler_state(self) -> SamplerState:
+        """The sampler's state as it is now; the next step donates it."""
+        return self._state
+
     def compile(self, bucket: Bucket, reason: CompileReason) -> Callable[..., Any]:
         """The compiled program of a bucket, made on first use."""
         if bucket not in self._compiled:
@@ -152,45 +186,61 @@ class Runner:
     def dispatch(self, plan: StepPlan) -> StepHandle:
         """Send a step to the device, behind those sent before, and don't wait for it.
 
-        Pages are copied first, where the plan has copies, in one call of their own.
+        Pages are copied first, where the plan has copies, in one call of their own; and the sampler's row of each
+        request that needs one is filled before its first token since it was let in.
         """
         step = self.compile(plan.bucket, "first use")
         if plan.copies:
             copy = self.compile(plan.bucket.copies, "first use")
             self._kv = copy(self._kv, jax.device_put(pack_copies(plan, self._num_pages), self._replicated))
-        buffer = jax.device_put(self._packer.pack(plan).buffer, self._replicated)
-        self._kv, self._last_tokens = step(self._params, self._kv, self._last_tokens, buffer)
-        return StepHandle(self._last_tokens if plan.samples else None, len(plan.rows))
+        for row in filter(needs_sampler_row, plan.rows[: plan.num_prompt_rows]):
+            fill = self.compile(SAMPLER_BUCKET, "first use")
+            self._state = fill(self._state, jax.device_put(sampler_row(row, self._vocab_size), self._replicated))
+        packed = self._packer.pack(plan)
+        buffer = jax.device_put(packed.buffer, self._replicated)
+        self._kv, self._state, self._last_tokens, logprobs = step(
+            self._params, self._kv, self._state, self._last_tokens, buffer
+        )
+        asks = (packed.sampling.num_logprobs >= 0).any()
+        return StepHandle(self._last_tokens if plan.samples else None, len(plan.rows), logprobs if asks else None)
 
-    def read(self, handle: StepHandle) -> Int32[np.ndarray, " B"]:
-        """The token that each row of a step samples; 0 for rows that sample none. Waits for the step.
+    def read(self, handle: StepHandle) -> StepTokens:
+        """What the rows of a step sample. Waits for the step.
 
         One explicit device-to-host read, none where no row samples.
         """
         if handle.tokens is None:
-            return np.zeros(handle.num_rows, np.int32)
-        return jax.device_get(handle.tokens)[: handle.num_rows]
+            return StepTokens(np.zeros(handle.num_rows, np.int32), None)
+        tokens, logprobs = jax.device_get((handle.tokens, handle.logprobs))
+        return StepTokens(tokens[: handle.num_rows], logprobs)
 
     def renew_pool(self) -> None:
-        """Put a new, empty pool in the place of one that a failed step may have lost or left half written."""
-        if not self._kv.is_deleted():
-            self._kv.delete()
-        self._kv = self._empty_pool()
+        """Put a new, empty pool in the place of one that a failed step may have lost or left half written; and a new
+        sampler state."""
+        self._delete_pool()
+        self._kv, self._state = self._empty_pool(), self._empty_state()
         self._last_tokens = self._no_tokens()
 
     def close(self) -> None:
         """Give the pool's memory back and let go of params and compiled steps; a second call changes nothing."""
-        if not self._kv.is_deleted():
-            self._kv.delete()
+        self._delete_pool()
         self._compiled.clear()
         if hasattr(self, "_params"):
             del self._params
+
+    def _delete_pool(self) -> None:
+        for array in jax.tree.leaves((self._kv, self._state)):
+            if not array.is_deleted():
+                array.delete()
 
     def _no_tokens(self) -> Tokens:
         return jax.device_put(np.zeros(self._max_rows, np.int32), self._replicated)
 
     def _empty_pool(self) -> KVPool:
         return jax.jit(self._new_pool, out_shardings=self._kv_sharding)()
+
+    def _empty_state(self) -> SamplerState:
+        return jax.jit(self._new_state, out_shardings=self._replicated)()
 
     @staticmethod
     def _build(step: jax.stages.Wrapped, args: tuple[Any, ...]) -> jax.stages.Compiled:
@@ -199,16 +249,21 @@ class Runner:
     def _jitted(self, bucket: Bucket) -> jax.stages.Wrapped:
         if bucket.kind == "copy":
             return jax.jit(functools.partial(copy_step, num_layers=self._params.config.num_layers), donate_argnums=0)
-        return jax.jit(functools.partial(self._steps[bucket.kind], bucket=bucket), donate_argnums=1)
+        if bucket.kind == "sampler":
+            return jax.jit(fill_sampler_row, donate_argnums=0)
+        return jax.jit(functools.partial(self._steps[bucket.kind], bucket=bucket), donate_argnums=(1, 2))
 
     def _abstract_args(self, bucket: Bucket) -> tuple[Any, ...]:
         """Shapes of all that a bucket's program takes."""
         kv = jax.ShapeDtypeStruct(self._kv.shape, self._kv.dtype, sharding=self._kv.sharding)
         if bucket.kind == "copy":
             return kv, self._abstract(empty_copies(bucket.num_rows, self._num_pages))
+        state = self._abstract(self._state)
+        if bucket.kind == "sampler":
+            return state, self._abstract(empty_sampler_row(self._vocab_size))
         params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._params)
         last_tokens = self._abstract(self._last_tokens)
-        return params, kv, last_tokens, self._abstract(np.empty(buffer_len(bucket), np.int32))
+        return params, kv, state, last_tokens, self._abstract(np.empty(buffer_len(bucket), np.int32))
 
     def _abstract(self, inputs: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._replicated), inputs)

@@ -1,34 +1,71 @@
 """Choosing each row's next token on the device."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float32, Int32, UInt32
 
-from radix_jax.arrays import SamplingInputs
+from radix_jax.arrays import SamplerState, SamplingInputs
+from radix_jax.plan import TokenLogprobs
+from radix_jax.runner.logprobs import logprob_of, token_logprobs
+from radix_jax.runner.sampler_state import adjust, count_tokens, reads_state
 
 # A lower temperature is as good as greedy, and logits divided by it overflow.
 MIN_TEMPERATURE = 1e-30
 
 
-def sample(logits: Float32[jax.Array, "B V"], sampling: SamplingInputs) -> Int32[jax.Array, " B"]:
+class Sampled(NamedTuple):
+    """What a step samples. state: with the tokens counted."""
+
+    state: SamplerState
+    tokens: Int32[jax.Array, " B"]
+    logprobs: TokenLogprobs
+
+
+def sample(logits: Float32[jax.Array, "B V"], sampling: SamplingInputs, state: SamplerState) -> Sampled:
     """One token a row: the argmax where temperature is 0, else drawn from the filtered softmax of logits / temperature.
 
+    The logits are those after bias, min_tokens and penalties, see `adjust`; log-probabilities are of those before it.
     Filters apply as in vLLM: temperature, then min_p, then top_k, then top_p over what top_k left. Tokens that tie with
     the last one that a filter keeps are kept too. A draw is the argmax of logits + Gumbel noise (Gumbel 1954), whose
     key is a function of (seed, sample_index, position) alone. Work that no row asks for is skipped.
     """
     rows = jax.tree.map(jnp.asarray, sampling)
-    draws = rows.temperature > 0.0
+    tokens, drawn_logprobs = _choose(logits, rows, state)
+    logprobs = token_logprobs(logits, tokens, drawn_logprobs, rows.num_logprobs)
+    return Sampled(count_tokens(state, rows, tokens), tokens, logprobs)
 
-    def drawn() -> Int32[jax.Array, " B"]:
-        scaled = logits / jnp.where(draws, jnp.maximum(rows.temperature, MIN_TEMPERATURE), 1.0)[:, None]
+
+def _choose(
+    logits: Float32[jax.Array, "B V"], rows: SamplingInputs, state: SamplerState
+) -> tuple[Int32[jax.Array, " B"], Float32[jax.Array, " B"]]:
+    """(the tokens; their log-probabilities in what they were drawn from, where a row asks for any, 0 if greedy)."""
+    temperature, num_rows = jnp.asarray(rows.temperature), logits.shape[0]
+    draws = temperature > 0.0
+
+    def of_adjusted(compute: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        # Around what reads the logits, so that no array of their size is copied where nothing adjusts them.
+        adjusted = lambda: compute(adjust(logits, rows, state))  # noqa: E731
+        return jax.lax.cond(jnp.any(reads_state(rows)), adjusted, lambda: compute(logits))
+
+    def drawn() -> tuple[jax.Array, jax.Array]:
+        divisor = jnp.where(draws, jnp.maximum(temperature, MIN_TEMPERATURE), 1.0)[:, None]
+        scaled = of_adjusted(lambda adjusted: adjusted / divisor)
         filters = draws & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0))
         kept = jax.lax.cond(jnp.any(filters), lambda: _filter(scaled, rows), lambda: scaled)
-        noise = jax.vmap(_gumbel, in_axes=(0, 0, 0, None))(rows.seed, rows.sample_index, rows.position, logits.shape[1])
-        return jnp.where(draws, jnp.argmax(kept + noise, axis=-1), greedy()).astype(jnp.int32)
+        seed, sample_index, position = map(jnp.asarray, (rows.seed, rows.sample_index, rows.position))
+        noise = jax.vmap(_gumbel, in_axes=(0, 0, 0, None))(seed, sample_index, position, logits.shape[1])
+        tokens = jnp.where(draws, jnp.argmax(kept + noise, axis=-1), jnp.argmax(scaled, axis=-1)).astype(jnp.int32)
+        asks = jnp.any(jnp.asarray(rows.num_logprobs) >= 0)
+        return tokens, jax.lax.cond(asks, lambda: jnp.where(draws, logprob_of(kept, tokens), 0.0), zeros)
 
-    def greedy() -> Int32[jax.Array, " B"]:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    def greedy() -> tuple[jax.Array, jax.Array]:
+        return of_adjusted(lambda adjusted: jnp.argmax(adjusted, axis=-1).astype(jnp.int32)), zeros()
+
+    def zeros() -> jax.Array:
+        return jnp.zeros(num_rows, jnp.float32)
 
     return jax.lax.cond(jnp.any(draws), drawn, greedy)
 

@@ -10,6 +10,7 @@ from radix_jax.cache.handles import PrefixHandle
 from radix_jax.cache.keys import namespace_key
 from radix_jax.plan import PageCopy
 from radix_jax.request import FinishReason, Request
+from radix_jax.scheduler.output_logprobs import OutputLogprobs
 
 
 def num_pages_for(prompt_len: int, max_tokens: int, page_size: int) -> int:
@@ -33,11 +34,13 @@ class RequestState:
     pages: page table, the pages that hold this request's tokens, from its first one on; num_pages of them. The array
         itself never changes: plans hold it.
     source: the row of the last plan that samples the pending token.
+    seat: number that it has to itself while it runs.
     cached_len: prompt tokens that the cache held at the first admission, copied ones included; 0 before it.
     handle: the locked prefix in the tree, None while waiting; pages of its handle.cached_len tokens are the tree's.
     last_handle: of the last match, to match from again; None before the first.
     copy: what the request's next row begins with, until that row is planned.
     num_retractions: times that its pages were taken away.
+    logprobs: of the output tokens; None where nobody asked.
     ticket: when it came, as the waiting queue counts; keeps its seniority through retractions.
     queued_s, admitted_s: the caller's clock on arrival and at the first admission; None before it.
     finish_reason, stop_reason: None while unfinished; stop_reason is the id that stopped the request, or which time-out
@@ -52,6 +55,7 @@ class RequestState:
         "finish_reason",
         "handle",
         "last_handle",
+        "logprobs",
         "namespace_key",
         "num_computed",
         "num_pages",
@@ -61,6 +65,7 @@ class RequestState:
         "pages",
         "queued_s",
         "request",
+        "seat",
         "source",
         "stop_reason",
         "ticket",
@@ -78,6 +83,7 @@ class RequestState:
         self.num_computed: int = 0
         self.num_pending: int = 0
         self.source: int = 0
+        self.seat: int = 0
         self.cached_len: int = 0
         self._page_buffer: Int32[np.ndarray, " P"] = np.empty(max_pages, np.int32)  # never changed below num_pages
         self.pages: Int32[np.ndarray, " P"] = self._page_buffer[:0]
@@ -86,6 +92,8 @@ class RequestState:
         self.last_handle: PrefixHandle | None = None
         self.copy: PageCopy | None = None
         self.num_retractions: int = 0
+        num_logprobs = request.sampling.logprobs
+        self.logprobs: OutputLogprobs | None = None if num_logprobs is None else OutputLogprobs(num_logprobs)
         self.ticket: Ticket | None = None
         self.queued_s: float = now
         self.admitted_s: float | None = None

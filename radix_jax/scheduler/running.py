@@ -8,19 +8,22 @@ from radix_jax.plan import StepRow
 from radix_jax.scheduler.admission import Admission
 from radix_jax.scheduler.budget import NewTokenRatio, num_pages_to_come
 from radix_jax.scheduler.request_state import RequestState
+from radix_jax.scheduler.seats import Seats
 from radix_jax.scheduler.waiting import WaitingQueue
 
 _UNKNOWN = np.zeros(1, np.int32)  # in the place of a token that only the device knows yet
 
 
 class RunningBatch:
-    """Admitted requests in the order of their admission, each with pages of its own and a lock on its prefix."""
+    """Admitted requests in the order of their admission, each with pages of its own, a lock on its prefix and a
+    seat."""
 
     def __init__(self, admission: Admission, waiting: WaitingQueue, page_size: int):
         self._admission = admission
         self._waiting = waiting
         self._page_size = page_size
         self._states: dict[str, RequestState] = {}
+        self._seats = Seats()
         self._unfinished: RequestState | None = None
 
     @property
@@ -57,12 +60,14 @@ class RunningBatch:
 
     def enter(self, state: RequestState) -> None:
         """An admitted request runs from now on."""
+        state.seat = self._seats.take()
         self._states[state.request_id] = state
 
     def leave(self, state: RequestState) -> None:
         """Take a request out and give back what it holds."""
         self._admission.release(state)
         del self._states[state.request_id]
+        self._seats.give_back(state.seat)
         self._end_prompt(state)
 
     def clear(self) -> None:
@@ -91,13 +96,16 @@ class RunningBatch:
             end = state.num_tokens
         self._admission.extend(state, end)
         start, state.num_computed = state.num_computed, end
+        samples = end == state.num_tokens
         row = StepRow(
             request=state.request,
             token_ids=state.tokens[start:end].copy(),
             start=start,
             pages=state.pages,
-            samples=end == state.num_tokens,
+            samples=samples,
             copy=state.copy,
+            seat=state.seat,
+            output_ids=state.output_ids.copy() if samples else state.output_ids[:0],
         )
         state.copy = None
         if not self._admission.has_duplicates(state, end):
@@ -120,10 +128,10 @@ class RunningBatch:
         for place, state in enumerate(states, first_place):
             start = state.num_computed
             if state.num_pending:
-                row = StepRow(state.request, _UNKNOWN, start, state.pages, True, state.source)
+                token_ids, source = _UNKNOWN, state.source
             else:
-                row = StepRow(state.request, state.tokens[start : start + 1].copy(), start, state.pages, True)
-            rows.append(row)
+                token_ids, source = state.tokens[start : start + 1].copy(), None
+            rows.append(StepRow(state.request, token_ids, start, state.pages, True, source, None, state.seat))
             state.num_computed = start + num_steps
             state.num_pending += num_steps
             state.source = place
@@ -138,11 +146,14 @@ class RunningBatch:
         return bool(tokens)
 
     def check_integrity(self, may_wait: bool) -> None:
-        """Prove that each request is computed as far as its tokens are known or sampled. may_wait: a step is in flight.
+        """Prove that each request has a seat, and is computed as far as its tokens are known or sampled.
+
+        may_wait: a step is in flight.
 
         Raises:
             AssertionError: what is off.
         """
+        self._seats.check_integrity(state.seat for state in self)
         for state in self:
             num_known = state.num_tokens + state.num_pending - 1
             if state.num_computed != num_known and state is not self._unfinished:

@@ -9,7 +9,7 @@ from jaxtyping import Int32
 
 from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.config import SchedulerLimits, check_int
-from radix_jax.plan import StepPlan, StepRow
+from radix_jax.plan import StepPlan, StepRow, TokenLogprobs
 from radix_jax.request import Request
 from radix_jax.scheduler.admission import Admission
 from radix_jax.scheduler.buckets import Buckets
@@ -196,11 +196,14 @@ class Scheduler:
             self._prefill.check_not_stuck()
         return plan
 
-    def commit(self, plan: StepPlan, tokens: Tokens, now: float | None = None) -> list[RequestState]:
+    def commit(
+        self, plan: StepPlan, tokens: Tokens, now: float | None = None, logprobs: TokenLogprobs | None = None
+    ) -> list[RequestState]:
         """Take over what a step computed.
 
         tokens: one a row of the plan, in its order, or so many as the plan has steps; ignored for rows that sample
-            none. now: the caller's clock, for `explain`; None: as it was told last.
+            none. now: the caller's clock, for `explain`; None: as it was told last. logprobs: of the tokens, in numpy;
+            None where no row asks. A plan of several steps has none.
 
         Returns the requests that got a token, finished ones (see finish_reason) included.
 
@@ -226,10 +229,13 @@ class Scheduler:
             if state is not None and row.samples and not state.num_outputs:
                 self._timelines.note(state.request_id, "first token")
         changed = []
-        for row, new_tokens in zip(plan.rows, tokens.reshape(len(plan.rows), plan.num_steps).tolist(), strict=True):
+        by_row = tokens.reshape(len(plan.rows), plan.num_steps).tolist()
+        for place, (row, new_tokens) in enumerate(zip(plan.rows, by_row, strict=True)):
             state = self._running.state_of(row) if row.samples else None
             if state is not None:
                 state.num_pending -= plan.num_steps
+                if state.logprobs is not None and logprobs is not None:
+                    state.logprobs.append(new_tokens[0], logprobs, place)
                 self._append(state, new_tokens)
                 changed.append(state)
         if not self._running:

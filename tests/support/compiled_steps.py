@@ -15,12 +15,15 @@ from radix_jax.models.registry import make_params
 from radix_jax.plan import Bucket
 from radix_jax.runner.pack import empty_copies, empty_step
 from radix_jax.runner.runner import copy_step, decode_step, prefill_step
+from radix_jax.runner.sampler_state import empty_sampler_state, sampler_state_bytes
 
 STEPS: dict[str, Callable[..., Any]] = {"prefill": prefill_step, "decode": decode_step}
 BUCKETS = {"prefill": Bucket("prefill", 64, 8, 32), "decode": Bucket("decode", 8, 8, 32)}
 PAGE_SIZE = 4
 # Pages a layer; the larger pool outgrows all that a step needs besides.
 SMALL_POOL, LARGE_POOL = 2000, 8000
+NUM_SEATS = 8
+SAMPLER_BYTES = sampler_state_bytes(NUM_SEATS, TINY.vocab_size)
 
 # Without moving data, or in place: of a fusion its root counts, and what a loop or a branch does is in its own lines.
 _IN_PLACE = {
@@ -40,9 +43,10 @@ def compile_step(kind: str, num_pages: int, *, donate: bool = True) -> jax.stage
     """A step of the tiny model over a pool of `num_pages` pages a layer."""
     params = make_params(TINY, random_weights(TINY))
     kv = jax.eval_shape(lambda: init_kv(TINY, num_pages, PAGE_SIZE))
+    state = jax.eval_shape(lambda: empty_sampler_state(NUM_SEATS, TINY.vocab_size))
     bucket = BUCKETS[kind]
-    step = jax.jit(functools.partial(STEPS[kind], bucket=bucket), donate_argnums=1 if donate else ())
-    return step.lower(params, kv, np.zeros(8, np.int32), empty_step(bucket).buffer).compile()
+    step = jax.jit(functools.partial(STEPS[kind], bucket=bucket), donate_argnums=(1, 2) if donate else ())
+    return step.lower(params, kv, state, np.zeros(8, np.int32), empty_step(bucket).buffer).compile()
 
 
 @functools.cache
