@@ -9,6 +9,9 @@ from radix_jax.attention_backends import backend_names
 
 Warmup = Literal["lazy", "full"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+# Tokens and rows of every step of a deterministic engine. XLA's matmuls on a CPU round a row alike at any place of one
+# shape, from 64 rows on.
+DETERMINISTIC_STEP_LEN = 64
 KVDtype = Literal[Dtype, "float8_e4m3fn", "float8_e5m2"]
 
 SCHEDULE_POLICIES = (
@@ -111,7 +114,9 @@ class EngineConfig:
     seed: seeds the requests that bring no seed of their own, and the order of schedule_policy "random".
     partial_pages: a hit goes on into a cached page whose first tokens are the prompt's next, by a copy of that page;
         False shares whole pages alone.
-    deterministic: not built yet; True is refused.
+    deterministic: a request gets the same tokens and bitwise the same log-probabilities whatever else runs, cached or
+        not, in any chunks, retracted or not, at any page_size: every step has one shape, of 64 tokens in 64 rows. See
+        docs/determinism.md for what it costs, and for what is promised without it.
     record: file to write each request to when it ends, for `radix-jax replay`; an older file is replaced.
 
     Raises:
@@ -173,14 +178,29 @@ class EngineConfig:
         if not callable(self.eviction_policy):
             _check_choice("eviction_policy", self.eviction_policy, EVICTION_POLICIES)
         if self.deterministic:
-            raise NotImplementedError("deterministic=True is not built yet; leave it False")
+            self._check_deterministic()
+
+    def _check_deterministic(self) -> None:
+        most = DETERMINISTIC_STEP_LEN
+        if self.max_running_requests > most:
+            raise ValueError(
+                f"max_running_requests={self.max_running_requests}, and a step of deterministic=True has {most} rows; "
+                "lower it"
+            )
+        if most % self.page_size:
+            raise ValueError(
+                f"page_size={self.page_size}, and deterministic=True cuts attention at multiples of whole pages that "
+                f"must not hang on it; take a power of two up to {most}"
+            )
 
     @property
     def limits(self) -> SchedulerLimits:
-        """The scheduler's part of the settings."""
-        return SchedulerLimits(
-            **{field.name: getattr(self, field.name) for field in dataclasses.fields(SchedulerLimits)}
-        )
+        """The scheduler's part of the settings; a deterministic engine's steps are short."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(SchedulerLimits)}
+        limits = SchedulerLimits(**fields)
+        if self.deterministic and limits.max_prefill_tokens > DETERMINISTIC_STEP_LEN:
+            return dataclasses.replace(limits, max_prefill_tokens=DETERMINISTIC_STEP_LEN)
+        return limits
 
 
 ENGINE_FIELDS = tuple(field.name for field in dataclasses.fields(EngineConfig))

@@ -62,6 +62,7 @@ class Engine:
             max_model_len=self._max_model_len,
             max_running_requests=config.max_running_requests,
             max_prefill_tokens=config.max_prefill_tokens,
+            deterministic=config.deterministic,
         )
         self._cache, self._scheduler = self._new_bookkeeping()
         self._in_flight: tuple[StepPlan, StepHandle] | None = None  # sent to the device, not read yet

@@ -88,6 +88,7 @@ def make_scheduler(config: EngineConfig, max_model_len: int) -> Scheduler:
         max_model_len=max_model_len,
         max_running_requests=config.max_running_requests,
         max_prefill_tokens=config.max_prefill_tokens,
+        deterministic=config.deterministic,
     )
     tree = RadixTree(config.page_size, config.eviction_policy, partial_pages=config.partial_pages)
     return Scheduler(

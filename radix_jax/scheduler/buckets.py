@@ -1,5 +1,6 @@
 """The finite set of padded shapes that steps run in: one compiled program each."""
 
+from radix_jax.config import DETERMINISTIC_STEP_LEN
 from radix_jax.plan import Bucket
 
 MIN_ROWS = 8
@@ -12,11 +13,21 @@ class Buckets:
     Decode: 8, 16, 32, ... rows, up to max_running_requests rounded up. Prefill: 64, 128, 256, ... tokens, up to
     max_prefill_tokens rounded up, each with 8 rows or with the most rows.
 
+    deterministic: one shape for every step, so that no sum is ever cut another way.
+
     Raises:
         ValueError: a limit below 1.
     """
 
-    def __init__(self, *, page_size: int, max_model_len: int, max_running_requests: int, max_prefill_tokens: int):
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        max_model_len: int,
+        max_running_requests: int,
+        max_prefill_tokens: int,
+        deterministic: bool = False,
+    ):
         for name, value in (
             ("page_size", page_size),
             ("max_model_len", max_model_len),
@@ -26,6 +37,11 @@ class Buckets:
             if value < 1:
                 raise ValueError(f"{name}={value} is below its least value 1")
         num_pages = -(-max_model_len // page_size)
+        if deterministic:
+            self._decode = self._prefill = (
+                Bucket("prefill", DETERMINISTIC_STEP_LEN, DETERMINISTIC_STEP_LEN, num_pages),
+            )
+            return
         row_counts = _powers_of_two(MIN_ROWS, max_running_requests)
         token_counts = _powers_of_two(MIN_PREFILL_TOKENS, max_prefill_tokens)
         self._decode = tuple(Bucket("decode", rows, rows, num_pages) for rows in row_counts)
@@ -58,7 +74,7 @@ class Buckets:
 
     def all(self) -> tuple[Bucket, ...]:
         """Every bucket, smallest first, decode before prefill."""
-        return self._decode + self._prefill
+        return tuple(dict.fromkeys(self._decode + self._prefill))
 
 
 def _powers_of_two(first: int, limit: int) -> list[int]:
