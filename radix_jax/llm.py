@@ -20,10 +20,10 @@ from radix_jax.config import EngineConfig
 from radix_jax.engine import Engine, EngineStats
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import family_for_hf_config, make_params
-from radix_jax.request import RequestOutput, SamplingParams
+from radix_jax.request import CompletionOutput, RequestOutput, SamplingParams
 from radix_jax.runner.resolve import default_dtype
 from radix_jax.scheduler import QueueFull
-from radix_jax.text import AnyTokenizer, as_tokenizer, load_tokenizer
+from radix_jax.text import AnyTokenizer, as_tokenizer, load_tokenizer, with_decoded_tokens
 
 _LOG = logging.getLogger("radix_jax")
 Prompt = str | Sequence[int] | np.ndarray
@@ -193,11 +193,15 @@ class LLM:
                 step()
 
     def _with_text(self, output: RequestOutput, prompt: str | None) -> RequestOutput:
-        if self._tokenizer is None:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
             return output
-        decode = self._tokenizer.decode
-        completions = [dataclasses.replace(c, text=decode(c.token_ids)) for c in output.outputs]
-        return dataclasses.replace(output, outputs=completions, prompt=prompt)
+
+        def decoded(completion: CompletionOutput) -> CompletionOutput:
+            logprobs = completion.logprobs and with_decoded_tokens(completion.logprobs, tokenizer)
+            return dataclasses.replace(completion, text=tokenizer.decode(completion.token_ids), logprobs=logprobs)
+
+        return dataclasses.replace(output, outputs=list(map(decoded, output.outputs)), prompt=prompt)
 
 
 class _ProgressBar:

@@ -171,6 +171,16 @@ def test_no_limit_takes_all_that_the_pool_leaves() -> None:
 # ---- refusals
 
 
+def test_a_bias_outside_the_vocabulary_is_refused() -> None:
+    engine = tiny_engine()
+    with pytest.raises(ValueError, match=rf"logit_bias id {VOCAB_SIZE} is outside the vocabulary \[0, {VOCAB_SIZE}\)"):
+        engine.add_request([1], SamplingParams(logit_bias={3: 1.0, VOCAB_SIZE: 1.0}))
+    assert not engine.has_unfinished()
+    engine.add_request([1], greedy(1, logit_bias={VOCAB_SIZE - 1: 100.0}))
+    [output] = finish(engine).values()
+    assert output.outputs[0].token_ids == [VOCAB_SIZE - 1]
+
+
 @pytest.mark.parametrize(
     ("ids", "error", "message"),
     [

@@ -43,6 +43,24 @@ def test_texts_ids_and_arrays_in_one_list_keep_their_order() -> None:
         assert output.outputs[0].text == byte_tokenizer().decode(output.outputs[0].token_ids)
 
 
+def test_log_probabilities_have_the_text_of_their_tokens() -> None:
+    """Each by itself: half a character has none, and a special token has its name."""
+    bias = {END_ID: 100.0}
+    params = greedy(3, logprobs=5, logit_bias=bias)
+    [biased, plain] = tiny_llm().generate(["the ship", "the sea"], [params, greedy(3)])
+    [completion] = biased.outputs
+    assert completion.token_ids == [END_ID]
+    assert completion.logprobs is not None
+    [entry] = completion.logprobs
+    assert len(entry) == 6
+    assert entry[END_ID].decoded_token == "<|end|>"
+    tokenizer = byte_tokenizer()
+    for token_id, one in entry.items():
+        assert one.decoded_token == tokenizer.decode([token_id], skip_special_tokens=False)
+    assert completion.cumulative_logprob == entry[END_ID].logprob < -1.0
+    assert plain.outputs[0].logprobs is None
+
+
 def test_many_more_prompts_than_rows() -> None:
     prompts = random_prompts(21, lens=(1, 60), num_stems=3)
     outputs = tiny_llm().generate(prompts, greedy(3))

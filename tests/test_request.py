@@ -53,6 +53,24 @@ def test_it_is_frozen_and_takes_keywords_alone() -> None:
         ({"ignore_eos": 1}, "ignore_eos=1 is not a bool"),
         ({"stop_token_ids": [5, -1]}, "stop_token_ids entry=-1 is below its least value 0"),
         ({"stop_token_ids": ["5"]}, "stop_token_ids entry='5' is not an int"),
+        ({"min_tokens": -1}, "min_tokens=-1 is below its least value 0"),
+        ({"min_tokens": 17}, "min_tokens=17 is above max_tokens=16; lower it"),
+        ({"presence_penalty": 2.1}, r"presence_penalty=2.1 is outside \[-2.0, 2.0\]"),
+        ({"presence_penalty": None}, "presence_penalty=None is not a finite number"),
+        ({"frequency_penalty": -2.1}, r"frequency_penalty=-2.1 is outside \[-2.0, 2.0\]"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty=nan is not a finite number"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0 divides by zero; use a value above 0, 1 for none"),
+        ({"repetition_penalty": -1.0}, r"repetition_penalty=-1.0 is outside \[0.0, inf\]"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty=inf is not a finite number"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias id=-1 is below its least value 0"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias id='5' is not an int"),
+        ({"logit_bias": {True: 1.0}}, "logit_bias id=True is not an int"),
+        ({"logit_bias": {5: 100.5}}, r"logit_bias of 5=100.5 is outside \[-100.0, 100.0\]"),
+        ({"logit_bias": {5: -math.inf}}, "logit_bias of 5=-inf is not a finite number"),
+        ({"logprobs": 21}, "logprobs=21 is above its largest value 20"),
+        ({"logprobs": -1}, "logprobs=-1 is below its least value 0"),
+        ({"logprobs": True}, "logprobs=True is not an int"),
+        ({"logprobs": 1.0}, "logprobs=1.0 is not an int"),
     ],
 )
 def test_what_is_out_of_range_is_said(fields: dict[str, Any], message: str) -> None:
@@ -64,15 +82,8 @@ def test_what_is_out_of_range_is_said(fields: dict[str, Any], message: str) -> N
     ("name", "value"),
     [
         ("n", 2),
-        ("min_tokens", 1),
         ("stop", "END"),
         ("stop", ["END"]),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -0.5),
-        ("repetition_penalty", 1.1),
-        ("logit_bias", {5: 1.0}),
-        ("logprobs", 0),
-        ("logprobs", 3),
         ("prompt_logprobs", 0),
     ],
 )
@@ -103,6 +114,14 @@ def test_stop_token_ids_become_a_tuple() -> None:
     assert PlainParams(stop_token_ids=np.array([0], object)).stop_token_ids == (0,)
 
 
+def test_a_bias_is_copied() -> None:
+    given = {5: 1.0}
+    params = SamplingParams(logit_bias=given)
+    given[6] = 2.0
+    assert params.logit_bias == {5: 1.0}
+    assert SamplingParams(logit_bias={}).logit_bias is None
+
+
 def test_a_request_knows_its_length_and_is_itself_alone() -> None:
     fields: dict[str, Any] = {
         "request_id": "0",
@@ -116,3 +135,30 @@ def test_a_request_knows_its_length_and_is_itself_alone() -> None:
     request = Request(**fields)
     assert request.prompt_len == 5
     assert request != Request(**fields)
+
+
+@pytest.mark.parametrize(
+    ("params", "stop_ids", "adjusts", "min_len"),
+    [
+        ({}, (3,), False, 0),
+        ({"repetition_penalty": 0.5}, (), True, 0),
+        ({"presence_penalty": -0.5}, (), True, 0),
+        ({"frequency_penalty": 0.5}, (), True, 0),
+        ({"logit_bias": {0: 0.0}}, (), True, 0),
+        ({"min_tokens": 2}, (3,), False, 7),
+        ({"min_tokens": 2}, (), False, 0),
+    ],
+)
+def test_a_request_knows_what_changes_its_logits(
+    params: dict[str, Any], stop_ids: tuple[int, ...], adjusts: bool, min_len: int
+) -> None:
+    request = Request(
+        request_id="0",
+        token_ids=np.arange(5, dtype=np.int32),
+        sampling=SamplingParams(**params),
+        max_tokens=3,
+        stop_ids=frozenset(stop_ids),
+        seed=1,
+        arrival=0,
+    )
+    assert (request.adjusts_logits, request.min_len) == (adjusts, min_len)

@@ -57,7 +57,8 @@ def _choose(
         kept = jax.lax.cond(jnp.any(filters), lambda: _filter(scaled, rows), lambda: scaled)
         seed, sample_index, position = map(jnp.asarray, (rows.seed, rows.sample_index, rows.position))
         noise = jax.vmap(_gumbel, in_axes=(0, 0, 0, None))(seed, sample_index, position, logits.shape[1])
-        tokens = jnp.where(draws, jnp.argmax(kept + noise, axis=-1), jnp.argmax(scaled, axis=-1)).astype(jnp.int32)
+        # Filters keep the best token, and adding 0 changes nothing: for greedy rows this is the argmax.
+        tokens = jnp.argmax(kept + jnp.where(draws[:, None], noise, 0.0), axis=-1).astype(jnp.int32)
         asks = jnp.any(jnp.asarray(rows.num_logprobs) >= 0)
         return tokens, jax.lax.cond(asks, lambda: jnp.where(draws, logprob_of(kept, tokens), 0.0), zeros)
 

@@ -5,6 +5,7 @@ from radix_jax.text.detokenizer import IncrementalDetokenizer
 from radix_jax.text.errors import TextError
 from radix_jax.text.foreign import AnyTokenizer, ForeignTokenizer, as_tokenizer
 from radix_jax.text.loading import load_tokenizer
+from radix_jax.text.logprobs import with_decoded_tokens
 from radix_jax.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "Tokenizer",
     "as_tokenizer",
     "load_tokenizer",
+    "with_decoded_tokens",
 ]

@@ -21,6 +21,7 @@ from radix_jax.config import EngineConfig
 from radix_jax.functional import init_kv
 from radix_jax.pallas_kernels.paged_attention.tpu import paged_attention_tpu
 from radix_jax.runner.pack import buffer_len
+from radix_jax.runner.sampler_state import empty_sampler_state, sampler_state_bytes
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "tpu_aot.json"
 # 2 layers and a narrow vocabulary, of Llama 3 8B, and of SmolLM2, whose heads are half a lane group.
@@ -43,11 +44,12 @@ def compiled(target: str, model: str, kind: str, *, donate: bool = True) -> tupl
     args = (
         abstract_params(config, "bfloat16"),
         kv,
+        jax.eval_shape(lambda: empty_sampler_state(settings.max_running_requests, config.vocab_size)),
         jax.ShapeDtypeStruct((settings.buckets.max_rows,), "int32"),
         jax.ShapeDtypeStruct((buffer_len(bucket),), "int32"),
     )
     step = functools.partial(STEPS[kind], bucket=bucket, attention_backend=paged_attention_tpu)
-    program = compile_for_tpu(tpu_target_of(target), step, *args, donate_argnums=1 if donate else ())
+    program = compile_for_tpu(tpu_target_of(target), step, *args, donate_argnums=(1, 2) if donate else ())
     return program, math.prod(kv.shape)
 
 
@@ -61,8 +63,10 @@ def test_the_pool_is_updated_in_place(target: str, model: str, kind: str) -> Non
     program, num_elements = compiled(target, model, kind)
     pool_bytes = 2 * num_elements
     assert pool_bytes > LEAST_POOL_BYTES
-    # The program gives the pool, and the tokens that it sampled, which are new.
-    assert program.alias_bytes == pool_bytes
+    # The program gives the pool and the sampler's state, and the tokens that it sampled, which are new.
+    settings = settings_of(EngineConfig(max_model_len=4096), MODELS_OF_TWO_LAYERS[model], "tpu")
+    sampler_bytes = sampler_state_bytes(settings.max_running_requests, MODELS_OF_TWO_LAYERS[model].vocab_size)
+    assert program.alias_bytes == pool_bytes + sampler_bytes
     assert program.temp_bytes < pool_bytes / 2
     assert pool_copies(program.text, num_elements) == []
     assert {kernel.name for kernel in program.kernels} >= {"paged_attention_decode"}
@@ -95,6 +99,6 @@ def test_real_models(name: str, target: str) -> None:
         return
     then = {step["kind"]: step for step in _recorded()[name, target]["steps"]}
     for step in measure(name, target).steps:
-        assert step.alias_bytes == step.pool_bytes
+        assert step.alias_bytes == step.pool_bytes + step.sampler_bytes
         assert step.temp_bytes <= 1.1 * then[step.kind]["temp_bytes"] + 2**20
         assert step.moved_bytes == then[step.kind]["moved_bytes"]

@@ -9,6 +9,8 @@ import pytest
 from tiny import dense_greedy, finish, greedy, tiny_engine
 
 from radix_jax import Engine, SamplingParams
+from radix_jax.plan import Bucket
+from radix_jax.request import MAX_LOGPROBS
 
 
 class OnDevice:
@@ -25,19 +27,21 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     sizes: list[int] = []
     device_get, compile_step = jax.device_get, tiny_engine().runner.compile
 
-    def read(value: Any) -> Any:
-        assert isinstance(value, OnDevice)
-        sizes.append(value.tokens.nbytes)
-        return device_get(value.tokens)
+    def read(tree: Any) -> Any:
+        leaves = jax.tree.leaves(tree)
+        assert all(isinstance(value, OnDevice) for value in leaves)
+        sizes.append(sum(value.tokens.nbytes for value in leaves))
+        return device_get(jax.tree.map(lambda value: value.tokens, tree))
 
-    def compile_guarded(*args: Any) -> Callable[..., Any]:
-        step = compile_step(*args)
+    def compile_guarded(bucket: Bucket, *args: Any) -> Callable[..., Any]:
+        step = compile_step(bucket, *args)
 
-        def run(*inputs: Any) -> tuple[jax.Array, OnDevice]:
-            kv, tokens = step(*(value.tokens if isinstance(value, OnDevice) else value for value in inputs))
-            return kv, OnDevice(tokens)
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            outputs = step(*(value.tokens if isinstance(value, OnDevice) else value for value in inputs))
+            kv, state, tokens, logprobs = outputs
+            return kv, state, OnDevice(tokens), jax.tree.map(OnDevice, logprobs)
 
-        return run
+        return step if bucket.kind in ("copy", "sampler") else run
 
     monkeypatch.setattr(jax, "device_get", read)
     monkeypatch.setattr(tiny_engine().runner, "compile", compile_guarded)
@@ -76,6 +80,32 @@ def test_sampling_needs_no_other_read(reads: list[int]) -> None:
     while engine.has_unfinished():
         step_guarded(engine)
     assert len(reads) == 4
+
+
+def test_penalties_and_bias_need_no_other_read(reads: list[int]) -> None:
+    engine = tiny_engine()
+    penalties: dict[str, Any] = {"repetition_penalty": 1.2, "presence_penalty": 1.0, "logit_bias": {3: 2.0}}
+    engine.add_request(np.arange(9), greedy(4, **penalties, stop_token_ids=[9], min_tokens=2))
+    while engine.has_unfinished():
+        step_guarded(engine)
+    assert reads == [8 * np.dtype(np.int32).itemsize] * 4
+
+
+def test_log_probabilities_come_with_the_tokens(reads: list[int]) -> None:
+    """In the same read, and only in the steps of a request that asks."""
+    engine = tiny_engine()
+    engine.add_request(np.arange(120), greedy(3, logprobs=5))
+    engine.add_request(np.arange(200, 205), greedy(6))
+    num_reads = []
+    while engine.has_unfinished():
+        before = len(reads)
+        step_guarded(engine)
+        num_reads.append(len(reads) - before)
+    assert num_reads == [0, *[1] * (len(num_reads) - 1)]
+    tokens_bytes = 8 * np.dtype(np.int32).itemsize
+    logprobs_bytes = 8 * (3 + 2 * MAX_LOGPROBS) * np.dtype(np.float32).itemsize
+    assert set(reads) == {tokens_bytes, tokens_bytes + logprobs_bytes}
+    assert reads.count(tokens_bytes + logprobs_bytes) == 3
 
 
 def test_the_guarded_steps_are_the_real_ones(reads: list[int]) -> None:

@@ -1,5 +1,6 @@
 """From a StepPlan to arrays, number for number."""
 
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -15,18 +16,29 @@ PAGE_SIZE = 4
 NUM_SLOTS = 1000
 
 
-def make_row(start: int, token_ids: list[int], pages: list[int], *, samples: bool = True, seed: int = 0, **params: Any):
+def make_row(
+    start: int,
+    token_ids: list[int],
+    pages: list[int],
+    *,
+    samples: bool = True,
+    seed: int = 0,
+    seat: int = 0,
+    stop_ids: Iterable[int] = (),
+    **params: Any,
+) -> StepRow:
+    """A row of a request whose prompt is all that it has so far."""
     request = Request(
         request_id="r",
         token_ids=np.zeros(start + len(token_ids), np.int32),
         sampling=SamplingParams(**params),
         max_tokens=1,
-        stop_ids=frozenset(),
+        stop_ids=frozenset(stop_ids),
         seed=seed,
         arrival=0,
     )
     ids, page_ids = np.array(token_ids, np.int32), np.array(pages, np.int32)
-    return StepRow(request=request, token_ids=ids, start=start, pages=page_ids, samples=samples)
+    return StepRow(request=request, token_ids=ids, start=start, pages=page_ids, samples=samples, seat=seat)
 
 
 def make_plan(kind: StepKind, rows: list[StepRow], num_tokens: int, num_rows: int = 4) -> StepPlan:
@@ -101,7 +113,10 @@ def test_a_buffer_holds_each_array_once_and_nothing_else() -> None:
 
 
 def test_a_jitted_step_finds_in_the_buffer_what_was_packed() -> None:
-    rows = [make_row(3, [5], [8], temperature=0.5, top_p=0.9, seed=2**63 - 1), make_row(4, [6], [1, 2])]
+    rows = [
+        make_row(3, [5], [8], temperature=0.5, top_p=0.9, seed=2**63 - 1, seat=3, repetition_penalty=1.5, logprobs=4),
+        make_row(4, [6], [1, 2], presence_penalty=-1.5, frequency_penalty=0.25, min_tokens=1, stop_ids=[7]),
+    ]
     plan = make_plan("decode", rows, 4)
     packed = make_packer().pack(plan)
     found = jax.jit(split, static_argnums=1)(packed.buffer, plan.bucket)
@@ -115,13 +130,15 @@ def test_a_packer_packs_each_plan_as_a_new_one_would() -> None:
     rng, packer = np.random.default_rng(0), make_packer()
     rows = [
         make_row(3, [5], [8], temperature=1.0, seed=7),
-        make_row(5, [6], [1, 2], temperature=0.0),
-        make_row(6, [7, 8], [3, 4, 5], temperature=0.5, top_k=3),
+        make_row(5, [6], [1, 2], temperature=0.0, logprobs=2, repetition_penalty=2.0),
+        make_row(6, [7, 8], [3, 4, 5], temperature=0.5, top_k=3, min_tokens=1, stop_ids=[1]),
         make_row(0, [1, 2, 3, 4], [9], temperature=0.7, samples=False),
     ]
     for _ in range(60):
         place = int(rng.integers(4))
-        rows[place] = rows[place]._replace(pages=np.append(rows[place].pages[:3], rng.integers(1, 99)).astype(np.int32))
+        pages = np.append(rows[place].pages[:3], rng.integers(1, 99)).astype(np.int32)
+        # A request that is retracted and let in again may get another seat.
+        rows[place] = rows[place]._replace(pages=pages, seat=int(rng.integers(3)))
         chosen = [rows[place] for place in rng.permutation(4)[: rng.integers(1, 5)]]
         plan = make_plan("prefill", chosen, 8, num_rows=int(rng.choice([4, 6])))
         for array, other in zip(step_arrays(packer.pack(plan)), step_arrays(make_packer().pack(plan)), strict=True):
@@ -140,8 +157,35 @@ def test_sampling_rows() -> None:
     assert sampling.top_p.tolist() == [np.float32(0.9), 1.0, 1.0, 1.0]
     assert sampling.min_p.tolist() == [0.25, 0.0, 0.0, 0.0]
     assert sampling.seed[:2].tolist() == [[2**32 - 1, 2**31 - 1], [5, 1]]
-    assert sampling.position.tolist() == [4, 10, 0, 0]
+    assert sampling.position.tolist() == [4, 10, 10, 0]
     assert not sampling.sample_index.any()
+    assert not any(array.any() for array in (sampling.adjusts, sampling.min_len, sampling.presence_penalty))
+    assert sampling.repetition_penalty.tolist() == [1.0] * 4
+    assert sampling.num_logprobs.tolist() == [-1] * 4
+
+
+def test_what_changes_logits_and_what_is_told_of_them() -> None:
+    rows = [
+        make_row(3, [5], [8], seat=2, presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=1.5, logprobs=0),
+        make_row(9, [5], [8], seat=0, min_tokens=4, stop_ids=[3], logprobs=20),
+        make_row(9, [5], [8], seat=1, min_tokens=4),  # nothing ends it early anyway
+        make_row(9, [5], [8], seat=3, logit_bias={3: 1.5}, samples=False),
+        make_row(9, [5], [8], seat=4, logit_bias={3: 1.5}, temperature=0.0),
+    ]
+    sampling = make_packer().pack(make_plan("decode", rows, 6, num_rows=6)).sampling
+    assert sampling.seat.tolist() == [2, 0, 1, 0, 4, 0]
+    assert sampling.adjusts.tolist() == [1, 0, 0, 0, 1, 0]
+    assert sampling.presence_penalty.tolist() == [0.5, 0, 0, 0, 0, 0]
+    assert sampling.frequency_penalty.tolist() == [-0.5, 0, 0, 0, 0, 0]
+    assert sampling.repetition_penalty.tolist() == [1.5, 1, 1, 1, 1, 1]
+    assert sampling.min_len.tolist() == [0, 14, 0, 0, 0, 0]
+    assert sampling.num_logprobs.tolist() == [0, 20, -1, -1, -1, -1]
+
+
+@pytest.mark.parametrize(("penalty", "packed"), [(1e-300, 1e-6), (1e300, 1e6)])
+def test_a_repetition_penalty_beyond_32_bits_keeps_logits_finite(penalty: float, packed: float) -> None:
+    [row] = [make_row(3, [5], [8], repetition_penalty=penalty)]
+    assert make_packer().pack(make_plan("decode", [row], 1)).sampling.repetition_penalty[0] == np.float32(packed)
 
 
 def test_sampling_values_beyond_32_bits_mean_the_same_as_the_largest_ones() -> None:

@@ -1,4 +1,5 @@
-"""Neither a step nor a copy of pages copies the pool: it is updated in place, whatever its size."""
+"""Neither a step nor what comes before it copies the pool or the sampler's state: they are updated in place, whatever
+their size."""
 
 import jax
 import pytest
@@ -8,10 +9,14 @@ from compiled_steps import (
     SMALL_POOL,
     STEPS,
     compile_copies,
+    compile_sampler_row,
     compile_step,
     pool_bytes,
     pool_copies,
 )
+from tiny import TINY
+
+from radix_jax.runner.sampler_state import sampler_state_bytes
 
 LARGE_POOL_LEN = pool_bytes(LARGE_POOL) // 4  # in float32
 KINDS = (*STEPS, "copy")
@@ -41,8 +46,28 @@ def test_no_instruction_makes_a_pool(kind: str) -> None:
     assert pool_copies(compiled(kind, LARGE_POOL).as_text(), LARGE_POOL_LEN) == []
 
 
+# So many that a table of theirs outgrows the small pool.
+MANY_SEATS = 4096
+TABLE_LEN = MANY_SEATS * TINY.vocab_size
+
+
+def compiled_with_many_seats(kind: str) -> jax.stages.Compiled:
+    return compile_sampler_row(MANY_SEATS) if kind == "sampler" else compile_step(kind, 200, num_seats=MANY_SEATS)
+
+
+@pytest.mark.parametrize("kind", [*STEPS, "sampler"])
+def test_no_instruction_makes_a_table_of_the_sampler(kind: str) -> None:
+    program = compiled_with_many_seats(kind)
+    assert pool_copies(program.as_text(), TABLE_LEN) == []
+    analysis = program.memory_analysis()
+    assert analysis.alias_size_in_bytes >= sampler_state_bytes(MANY_SEATS, TINY.vocab_size)
+    assert analysis.temp_size_in_bytes < 4 * TABLE_LEN
+
+
 def test_a_copy_would_be_seen() -> None:
     """Where the pool is not donated it has to be copied."""
     step = compile_step("decode", LARGE_POOL, donate=False)
     assert step.memory_analysis().alias_size_in_bytes == 0
     assert "copy" in pool_copies(step.as_text(), LARGE_POOL_LEN)
+    step = compile_step("decode", 200, donate=False, num_seats=MANY_SEATS)
+    assert "copy" in pool_copies(step.as_text(), TABLE_LEN)

@@ -14,8 +14,11 @@ from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import make_params
 from radix_jax.runner import resolve
 from radix_jax.runner.resolve import default_dtype, free_ram_bytes, resolve_config
+from radix_jax.runner.sampler_state import empty_sampler_state, sampler_state_bytes
 
 PAGE_BYTES = TINY.num_layers * 16 * 2 * TINY.num_kv_heads * TINY.head_dim * 4
+# Of the sampler, for as many requests as run by default; the pool gets its share of the rest.
+SAMPLER_BYTES = sampler_state_bytes(EngineConfig().max_running_requests, TINY.vocab_size)
 
 
 def tiny_params(max_len: int = 128, dtype: str = "float32") -> ModelParams:
@@ -72,7 +75,7 @@ def test_a_slow_pool_is_said(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_pool_stays_within_a_quarter_of_free_ram_and_says_what_binds(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resolve, "free_ram_bytes", lambda: 4 * 20 * PAGE_BYTES + 3)
+    monkeypatch.setattr(resolve, "free_ram_bytes", lambda: SAMPLER_BYTES + 4 * 20 * PAGE_BYTES + 3)
     with caplog.at_level(logging.INFO, logger="radix_jax"):
         assert resolve_config(EngineConfig(), tiny_params()).num_pages == 20
     assert "pool of 20 pages" in caplog.text
@@ -86,12 +89,17 @@ def test_a_pool_stays_within_two_gib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_fraction_is_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve, "free_ram_bytes", lambda: 100 * PAGE_BYTES)
+    monkeypatch.setattr(resolve, "free_ram_bytes", lambda: SAMPLER_BYTES + 100 * PAGE_BYTES)
     assert resolve_config(EngineConfig(kv_memory_fraction=0.5), tiny_params()).num_pages == 50
 
 
+def test_the_sampler_takes_what_is_taken_off_for_it() -> None:
+    state = jax.eval_shape(lambda: empty_sampler_state(EngineConfig().max_running_requests, TINY.vocab_size))
+    assert sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)) == SAMPLER_BYTES
+
+
 def test_no_room_for_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve, "free_ram_bytes", lambda: 4 * PAGE_BYTES)
+    monkeypatch.setattr(resolve, "free_ram_bytes", lambda: SAMPLER_BYTES + 4 * PAGE_BYTES)
     with pytest.raises(ValueError, match=f"has room for 1 pages of {PAGE_BYTES} bytes, 2 are needed; free memory"):
         resolve_config(EngineConfig(), tiny_params())
 

@@ -10,23 +10,33 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from radix_jax.arrays import SamplingInputs
+from radix_jax.runner.sampler_state import empty_sampler_state
 from radix_jax.runner.sampling import sample
 
-SAMPLE = jax.jit(sample)
 VOCAB_SIZE = 12
 NUM_DRAWS = 8192
 # Tokens of one distribution are all seen in NUM_DRAWS draws if none is rarer than this.
 RAREST = 4e-3
 
 
+def tokens_of(logits: jax.Array, rows: SamplingInputs) -> jax.Array:
+    """The tokens alone, of rows that ask for nothing which is kept from step to step."""
+    return sample(logits, rows, empty_sampler_state(1, logits.shape[1])).tokens
+
+
+SAMPLE = jax.jit(tokens_of)
+
+
 def inputs(num_rows: int, **values: Any) -> SamplingInputs:
     """Rows of temperature 1 at positions 0, 1, 2, ...; a value is for all rows, or one each. seed: a plain int."""
     fields: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "sample_index": 0}
-    fields |= {"position": np.arange(num_rows), "seed": 0} | values
+    fields |= {"position": np.arange(num_rows), "seed": 0, "seat": 0, "min_len": 0, "adjusts": 0, "num_logprobs": -1}
+    fields |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0} | values
     seeds = [int(seed) for seed in np.broadcast_to(np.asarray(fields.pop("seed"), object), num_rows)]
-    dtypes = {"temperature": np.float32, "top_p": np.float32, "min_p": np.float32}
+    floats = "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
     arrays = {
-        name: np.broadcast_to(np.asarray(value, dtypes.get(name, np.int32)), num_rows) for name, value in fields.items()
+        name: np.broadcast_to(np.asarray(value, np.float32 if name in floats else np.int32), num_rows)
+        for name, value in fields.items()
     }
     return SamplingInputs(**arrays, seed=np.array([[seed & 0xFFFFFFFF, seed >> 32] for seed in seeds], np.uint32))
 

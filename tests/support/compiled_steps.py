@@ -15,7 +15,12 @@ from radix_jax.models.registry import make_params
 from radix_jax.plan import Bucket
 from radix_jax.runner.pack import empty_copies, empty_step
 from radix_jax.runner.runner import copy_step, decode_step, prefill_step
-from radix_jax.runner.sampler_state import empty_sampler_state, sampler_state_bytes
+from radix_jax.runner.sampler_state import (
+    empty_sampler_row,
+    empty_sampler_state,
+    fill_sampler_row,
+    sampler_state_bytes,
+)
 
 STEPS: dict[str, Callable[..., Any]] = {"prefill": prefill_step, "decode": decode_step}
 BUCKETS = {"prefill": Bucket("prefill", 64, 8, 32), "decode": Bucket("decode", 8, 8, 32)}
@@ -39,14 +44,21 @@ _ALIASED = "output_to_operand_aliasing={{}:"
 
 
 @functools.cache
-def compile_step(kind: str, num_pages: int, *, donate: bool = True) -> jax.stages.Compiled:
+def compile_step(kind: str, num_pages: int, *, donate: bool = True, num_seats: int = NUM_SEATS) -> jax.stages.Compiled:
     """A step of the tiny model over a pool of `num_pages` pages a layer."""
     params = make_params(TINY, random_weights(TINY))
     kv = jax.eval_shape(lambda: init_kv(TINY, num_pages, PAGE_SIZE))
-    state = jax.eval_shape(lambda: empty_sampler_state(NUM_SEATS, TINY.vocab_size))
+    state = jax.eval_shape(lambda: empty_sampler_state(num_seats, TINY.vocab_size))
     bucket = BUCKETS[kind]
     step = jax.jit(functools.partial(STEPS[kind], bucket=bucket), donate_argnums=(1, 2) if donate else ())
     return step.lower(params, kv, state, np.zeros(8, np.int32), empty_step(bucket).buffer).compile()
+
+
+@functools.cache
+def compile_sampler_row(num_seats: int) -> jax.stages.Compiled:
+    """The filling of one row of such a step's sampler state."""
+    state = jax.eval_shape(lambda: empty_sampler_state(num_seats, TINY.vocab_size))
+    return jax.jit(fill_sampler_row, donate_argnums=0).lower(state, empty_sampler_row(TINY.vocab_size)).compile()
 
 
 @functools.cache
