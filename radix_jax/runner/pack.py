@@ -150,6 +150,7 @@ def _fill_sampler(sampling: SamplingInputs, row: int, request: Request) -> None:
     sampling.top_p[row] = params.top_p
     sampling.min_p[row] = params.min_p
     sampling.seed[row] = request.seed & 0xFFFFFFFF, request.seed >> 32
+    sampling.sample_index[row] = request.sample_index
 
 
 def empty_copies(num_rows: int, num_pages: int) -> PageCopies:

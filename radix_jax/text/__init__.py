@@ -1,10 +1,11 @@
-"""Text: tokenizers, chat templates and the incremental detokenizer."""
+"""Text: tokenizers, chat templates, the incremental detokenizer and stop strings."""
 
 from radix_jax.text.chat import ChatTemplate
 from radix_jax.text.detokenizer import IncrementalDetokenizer
 from radix_jax.text.errors import TextError
 from radix_jax.text.foreign import AnyTokenizer, ForeignTokenizer, as_tokenizer
 from radix_jax.text.loading import load_tokenizer
+from radix_jax.text.stop_text import StopText
 from radix_jax.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "ChatTemplate",
     "ForeignTokenizer",
     "IncrementalDetokenizer",
+    "StopText",
     "TextError",
     "Tokenizer",
     "as_tokenizer",
