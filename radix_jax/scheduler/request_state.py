@@ -200,12 +200,10 @@ class RequestState:
         try:
             finish = check(self.request.sample_index, new_ids)
             if finish is not None and not (isinstance(finish, FinishAt) and 0 < finish.num_ids <= num_new):
-                raise ValueError(
-                    f"{finish!r} for {num_new} new ids; a check gives FinishAt(1..{num_new}, reason) or None"
-                )
+                raise ValueError(f"{finish!r} for {num_new} new ids; give FinishAt(1..{num_new}, reason), or None")
         except Exception as error:
             _LOG.exception("the finish_check of request %s failed, which ends it", self.request_id)
-            self.finish_reason, self.stop_reason = "abort", f"finish_check: {error!r}"
+            self.finish_reason, self.stop_reason = "abort", f"finish_check: {type(error).__name__}: {error}"
             return
         if finish is None or (finish.num_ids == num_new and self.finish_reason == "stop"):
             return
