@@ -158,8 +158,8 @@ def test_what_it_raises_ends_that_sample_alone(
 
 def test_each_id_is_told_once_though_a_request_is_retracted() -> None:
     """Long outputs in a pool that can't hold them all."""
-    scheduler, ahead, make = start(num_pages=121)
-    lens = [None, 45, 45, None, 30, None]
+    scheduler, ahead, make = start(num_pages=301)
+    lens = [None, 48, 49, None, None, 49, None, 30, None]
     checks = [Seen(num_ids) for num_ids in lens]
     states = [scheduler.add(make([i, 1], 50, finish_check=check)) for i, check in enumerate(checks)]
     full = [expected_output(make([i, 1], 50)) for i in range(len(lens))]

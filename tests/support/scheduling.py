@@ -104,8 +104,8 @@ class FakeModel:
     """Runs plans on a pool whose KV of a token is a number made from all ids up to it.
 
     It continues from the KV that the page table names, and the next token depends on all KV of the row and on the index
-    of the sample. So a page that was overwritten, freed too early or named wrongly shows in the output. Of a copied page
-    it takes only the tokens that the plan names.
+    of the sample. So a page that was overwritten, freed too early or named wrongly shows in the output. Of a copied
+    page it takes only the tokens that the plan names.
     """
 
     def __init__(self, num_pages: int, page_size: int):
@@ -163,7 +163,7 @@ class FakeModel:
 
 
 def expected_output(request: Request) -> list[int]:
-    """What `FakeModel` generates for a request, computed from its ids alone. A finish_check must not remember anything."""
+    """What `FakeModel` generates for a request, computed from its ids alone. Its finish_check must have no memory."""
     ids, output = request.token_ids, []
     kv = _kv_of(ids, 0, np.uint64(0))
     while True:
