@@ -18,7 +18,7 @@ def completion_of(state: RequestState) -> CompletionOutput:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Asked:
     """A request as a caller sees it. prompt: the list that all its outputs carry. states: its samples, by index."""
 
@@ -35,7 +35,7 @@ class Outputs:
         self._of_sample: dict[str, _Asked] = {}
         self._streams: dict[str, deque[RequestOutput]] = {}  # what a stream has yet to give, whoever made the step
 
-    def __contains__(self, request_id: str) -> bool:
+    def __contains__(self, request_id: object) -> bool:
         return request_id in self._asked
 
     @property
@@ -58,8 +58,8 @@ class Outputs:
 
     def of(self, changed: Iterable[RequestState]) -> list[RequestOutput]:
         """A state of each request of which a sample changed, with all its samples. What is finished is forgotten."""
-        together = {(asked := self._of_sample[state.request_id]).request_id: asked for state in changed}
-        outputs = [self._output(asked) for asked in together.values()]
+        together = dict.fromkeys([self._of_sample[state.request_id] for state in changed])
+        outputs = [self._output(asked) for asked in together]
         for output in outputs:
             if output.request_id in self._streams:
                 self._streams[output.request_id].append(output)
@@ -80,8 +80,8 @@ class Outputs:
         self._of_sample.clear()
 
     def _output(self, asked: _Asked) -> RequestOutput:
-        completions = [completion_of(state) for state in asked.states]
-        finished = all(completion.finish_reason is not None for completion in completions)
+        first = asked.states[0]
+        finished = not first.group.num_unfinished
         if finished:
             del self._asked[asked.request_id]
             for state in asked.states:
@@ -89,7 +89,7 @@ class Outputs:
         return RequestOutput(
             request_id=asked.request_id,
             prompt_token_ids=asked.prompt,
-            cached_tokens=asked.states[0].cached_len,
-            outputs=completions,
+            cached_tokens=first.cached_len,
+            outputs=[completion_of(state) for state in asked.states],
             finished=finished,
         )
