@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import deque
 from collections.abc import Collection, Generator, Hashable
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,13 @@ from radix_jax.cache import PagePool, PrefixCache, RadixTree
 from radix_jax.cache_dir import user_cache_dir
 from radix_jax.config import EngineConfig
 from radix_jax.engine_stats import EngineStats
-from radix_jax.intake import TokenIds, check_bias, check_labels, checked_ids, make_request
+from radix_jax.intake import TokenIds, check_bias, check_finish, check_labels, checked_ids, make_requests
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import params_of
+from radix_jax.outputs import Outputs
 from radix_jax.plan import StepPlan
 from radix_jax.recorder import Recorder
-from radix_jax.request import CompletionOutput, RequestOutput, SamplingParams
+from radix_jax.request import FinishCheck, RequestOutput, SamplingParams
 from radix_jax.runner import SAMPLER_BUCKET, CompileLedger, Runner, StepHandle, keep_compiles, resolve_config
 from radix_jax.scheduler import Buckets, Explanation, QueueFull, RequestState, Scheduler, Timelines
 
@@ -53,9 +53,7 @@ class Engine:
         self._num_requests = 0
         self._recorder = None if config.record is None else Recorder(config.record, time.monotonic())
         self._timelines = Timelines()
-        # The prompt of an unfinished request as the list that its outputs carry: made once, not at each step.
-        self._prompts: dict[str, list[int]] = {}
-        self._streams: dict[str, deque[RequestOutput]] = {}  # what a stream has yet to give, whoever made the step
+        self._outputs = Outputs()
         self._num_pages, self._max_model_len = _known(config.num_pages), _known(config.max_model_len)
         self._buckets = Buckets(
             page_size=config.page_size,
@@ -124,23 +122,26 @@ class Engine:
         token_ids: TokenIds,
         sampling: SamplingParams | None = None,
         *,
+        finish_check: FinishCheck | None = None,
         namespace: Hashable = None,
         priority: int = 0,
         routing_key: Hashable = None,
     ) -> str:
-        """Queue a request and return its id.
+        """Queue a request, with all its samples, and return its id.
 
-        token_ids: the prompt, at least one id. namespace: KV is shared inside one namespace alone. priority: higher
-        ones go first, and may take the place of lower ones. routing_key: what schedule_policy "routing-key" groups by.
+        token_ids: the prompt, at least one id. finish_check: may end a sample, whenever it got tokens; later ones, of a
+        step that is under way, are dropped. namespace: KV is shared inside one namespace alone. priority: higher ones
+        go first, and may take the place of lower ones. routing_key: what schedule_policy "routing-key" groups by.
         max_tokens is cut to the room that the context leaves; None takes all that context and pool leave. An interrupt
         half-way is one of a step: every request is dropped and the cache emptied.
 
         Raises:
-            TypeError: token_ids are no ints, sampling is no SamplingParams, priority is no int, namespace or
-                routing_key are not hashable, or the namespace can't be recorded.
+            TypeError: token_ids are no ints, sampling is no SamplingParams, finish_check is no function, priority is no
+                int, namespace or routing_key are not hashable, or the namespace can't be recorded.
             ValueError: no ids, ids outside the vocabulary, in logit_bias too, a prompt or output that context or pool
-                can't hold, or a priority that takes more than 64 bits.
-            QueueFull: max_queued_requests wait already.
+                can't hold, stop strings without a finish_check, more samples than max_queued_requests, or a priority
+                that takes more than 64 bits.
+            QueueFull: with its samples, more than max_queued_requests would wait.
             RuntimeError: the engine is closed.
         """
         check_labels(namespace, priority, routing_key)
@@ -150,34 +151,37 @@ class Engine:
             raise RuntimeError("the engine is closed; make a new one")
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"sampling is a {type(sampling).__name__}; give SamplingParams, or None for its defaults")
-        check_bias(sampling or SamplingParams(), self._vocab_size)
-        request = make_request(
+        sampling = sampling or SamplingParams()
+        check_finish(sampling, finish_check)
+        check_bias(sampling, self._vocab_size)
+        requests = make_requests(
             checked_ids(token_ids, self._vocab_size, self._max_model_len),
-            sampling or SamplingParams(),
+            sampling,
             number=self._num_requests,
             max_len=self._max_model_len,
             pool_len=(self._num_pages - 1) * self._config.page_size,
             eos_token_ids=self._eos_token_ids,
             engine_seed=self._config.seed,
+            finish_check=finish_check,
             namespace=namespace,
             priority=priority,
             routing_key=routing_key,
         )
         try:
-            state = self._scheduler.add(request, time.monotonic())
+            states = self._scheduler.add_samples(requests, time.monotonic())
             if self._recorder is not None:
-                self._recorder.begin(state)
-            self._prompts[request.request_id] = request.token_ids.tolist()
+                for state in states:
+                    self._recorder.begin(state)
             self._num_requests += 1
+            return self._outputs.begin(states)
         except (TypeError, ValueError, QueueFull):
             raise
         except BaseException:
             self._start_over()
             raise
-        return request.request_id
 
     def step(self) -> list[RequestOutput]:
-        """Finish one scheduler step: a state of each request that got a token or ended; may be empty.
+        """Finish one scheduler step: a state of each request of which a sample got a token or ended; may be empty.
 
         With `overlap` the next step is planned and sent to the device before the tokens of this one are read.
 
@@ -190,7 +194,7 @@ class Engine:
             states = self._scheduler.expire(now)
             states += self._finish_step(now)
             self._drop_surplus()
-            outputs = [self._output(state) for state in states]
+            outputs = self._give_out(states)
             done = True
             return outputs
         finally:
@@ -198,17 +202,19 @@ class Engine:
                 self._start_over()
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request wherever it stands and give back what it holds; its last state, None if there is no such id.
+        """End a request wherever its samples stand and give back what they hold; its last state, None if there is no
+        such id.
 
         An interrupt half-way is one of a step: every request is dropped and the cache emptied.
         """
-        if request_id not in self._scheduler.states:
+        if request_id not in self._outputs:
             return None
         done = False
         try:
-            state = self._scheduler.abort(request_id, time.monotonic())
+            now, states = time.monotonic(), self._outputs.states(request_id)
+            aborted = [self._scheduler.abort(state.request_id, now) for state in states]
             self._drop_surplus()
-            output = None if state is None else self._output(state)
+            [output] = self._give_out([state for state in aborted if state is not None])
             done = True
             return output
         finally:
@@ -217,7 +223,8 @@ class Engine:
 
     def explain(self, request_id: str) -> Explanation:
         """Why a request waits or waited, and what happened to it and when; print it. Works for unfinished requests and
-        for the last 1,000 that ended. The clock is `time.monotonic`.
+        for the last 1,000 that ended. The clock is `time.monotonic`. Of the samples of a request, 1 and up are told of
+        under its id, a dot and their index; the id alone is sample 0.
 
         Raises:
             KeyError: no request of that id, or it ended too long ago.
@@ -227,14 +234,19 @@ class Engine:
     @property
     def unfinished(self) -> frozenset[str]:
         """Ids of the requests that wait or run."""
-        return frozenset(self._scheduler.states)
+        return self._outputs.request_ids
 
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
         return self._scheduler.has_unfinished
 
     def stream(
-        self, token_ids: TokenIds, sampling: SamplingParams | None = None, *, namespace: Hashable = None
+        self,
+        token_ids: TokenIds,
+        sampling: SamplingParams | None = None,
+        *,
+        finish_check: FinishCheck | None = None,
+        namespace: Hashable = None,
     ) -> Generator[RequestOutput, None, None]:
         """The states of one request, token by token.
 
@@ -242,7 +254,7 @@ class Engine:
         aborts the request. Raises as `add_request`, on the call; and RuntimeError where the request was dropped, by a
         step of another stream that failed or since the engine was closed.
         """
-        outputs = self._stream(token_ids, sampling, namespace)
+        outputs = self._stream(token_ids, sampling, finish_check, namespace)
         next(outputs)
         return outputs
 
@@ -278,7 +290,7 @@ class Engine:
         if self._recorder is not None:
             self._recorder.end_all()
         self._in_flight = None
-        self._prompts.clear()
+        self._outputs.clear()
         self._runner.close()
 
     def _finish_step(self, now: float) -> list[RequestState]:
@@ -328,45 +340,31 @@ class Engine:
         _LOG.warning("a step did not finish: its requests are dropped and the cache is emptied")
         self._cache, self._scheduler = self._new_bookkeeping()
         self._in_flight = None
-        self._prompts.clear()
+        self._outputs.clear()
         self._timelines.end_all("dropped: a step did not finish")
         self._runner.renew_pool()
         if self._recorder is not None:
             self._recorder.end_all()
 
-    def _output(self, state: RequestState) -> RequestOutput:
-        request_id, finished = state.request_id, state.finish_reason is not None
-        prompt = self._prompts.pop(request_id) if finished else self._prompts[request_id]
-        if finished and self._recorder is not None:
-            self._recorder.end(request_id)
-        logprobs = state.logprobs
-        completion = CompletionOutput(
-            index=0,
-            token_ids=state.output_ids.tolist(),
-            finish_reason=state.finish_reason,
-            stop_reason=state.stop_reason,
-            logprobs=None if logprobs is None else list(logprobs.by_token),
-            cumulative_logprob=None if logprobs is None else logprobs.total,
-            sampling_logprobs=None if logprobs is None else list(logprobs.sampling),
-        )
-        output = RequestOutput(
-            request_id=request_id,
-            prompt_token_ids=prompt,
-            cached_tokens=state.cached_len or 0,
-            outputs=[completion],
-            finished=finished,
-        )
-        if request_id in self._streams:
-            self._streams[request_id].append(output)
-        return output
+    def _give_out(self, changed: list[RequestState]) -> list[RequestOutput]:
+        """States of the requests of these samples."""
+        if self._recorder is not None:
+            for state in changed:
+                if state.finish_reason is not None:
+                    self._recorder.end(state.request_id)
+        return self._outputs.of(changed)
 
     def _stream(
-        self, token_ids: TokenIds, sampling: SamplingParams | None, namespace: Hashable
+        self,
+        token_ids: TokenIds,
+        sampling: SamplingParams | None,
+        finish_check: FinishCheck | None,
+        namespace: Hashable,
     ) -> Generator[Any, None, None]:
         """The states of one request, after one None: closing a generator that has not begun ends nothing."""
-        request_id = self.add_request(token_ids, sampling, namespace=namespace)
+        request_id = self.add_request(token_ids, sampling, finish_check=finish_check, namespace=namespace)
         try:
-            outputs = self._streams[request_id] = deque()
+            outputs = self._outputs.open_stream(request_id)
             yield None
             while True:
                 while outputs:
@@ -374,11 +372,11 @@ class Engine:
                     yield output
                     if output.finished:
                         return
-                if request_id not in self._scheduler.states:
+                if request_id not in self._outputs:
                     raise RuntimeError(f"request {request_id} was dropped: a step failed, or the engine was closed")
                 self.step()
         finally:
-            self._streams.pop(request_id, None)
+            self._outputs.close_stream(request_id)
             self.abort(request_id)
 
 

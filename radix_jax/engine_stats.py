@@ -10,11 +10,12 @@ from radix_jax.scheduler import Scheduler
 class EngineStats:
     """Counts since the engine started; all but the compiles begin anew after a step that failed.
 
-    hit_rate: cached / all prompt tokens of admitted requests, each request counted once.
+    hit_rate: cached / all prompt tokens of admitted requests, each request counted once, however many its samples.
     num_prefill_tokens: prompt tokens computed, after a retraction known outputs too.
     num_evicted_tokens: cached tokens given up for room.
     num_free_pages, num_evictable_pages, num_protected_pages: now; private pages of running requests are in none.
-    num_retractions: times that a running request lost its pages and waited again. num_timed_out: requests ended by a
+    num_running, num_waiting: now, each sample of a request counted.
+    num_retractions: times that a running sample lost its pages and waited again. num_timed_out: requests ended by a
         time-out.
     padding_waste: share of the computed token places that were padding.
     num_compiles, compile_s: warm-up included.

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from radix_jax.cache.keys import namespace_key
-from radix_jax.request import Request, SamplingParams
+from radix_jax.request import FinishCheck, Request, SamplingParams
 
 TokenIds = Sequence[int] | np.ndarray
 
@@ -69,7 +69,24 @@ def check_labels(namespace: Any, priority: Any, routing_key: Any) -> None:
     namespace_key(namespace)
 
 
-def make_request(
+def check_finish(sampling: SamplingParams, finish_check: Any) -> None:
+    """Refuse what could not end a request as asked.
+
+    Raises:
+        TypeError: the check can't be called. ValueError: stop strings, and no check that looks for them.
+    """
+    if finish_check is not None and not callable(finish_check):
+        raise TypeError(
+            f"finish_check is a {type(finish_check).__name__}; give a function of (index, new ids), or None"
+        )
+    if sampling.stop and finish_check is None:
+        raise ValueError(
+            f"stop={sampling.stop!r}: the engine knows ids and no text, so it can't look for strings; use LLM, or give "
+            "a finish_check that does"
+        )
+
+
+def make_requests(
     token_ids: Int32[np.ndarray, " T"],
     sampling: SamplingParams,
     *,
@@ -78,14 +95,15 @@ def make_request(
     pool_len: int,
     eos_token_ids: Collection[int],
     engine_seed: int,
+    finish_check: FinishCheck | None = None,
     namespace: Hashable = None,
     priority: int = 0,
     routing_key: Hashable = None,
-) -> Request:
-    """The `number`-th request of an engine.
+) -> list[Request]:
+    """The samples of the `number`-th request of an engine.
 
     max_len, pool_len: tokens that context and pool hold. max_tokens is cut to what the prompt leaves of the context;
-    None takes all that it leaves of both. A request without a seed gets one from the engine's.
+    None takes all that it leaves of both. A request without a seed gets one from the engine's, for all its samples.
     """
     room = max_len - len(token_ids)
     pool_room = pool_len + 1 - len(token_ids)  # the last output token needs no KV
@@ -94,15 +112,22 @@ def make_request(
     if seed is None:
         seed = int(np.random.SeedSequence([engine_seed, number]).generate_state(1, np.uint64)[0])
     stop_ids = frozenset(sampling.stop_token_ids or ())
-    return Request(
-        request_id=str(number),
-        token_ids=token_ids,
-        sampling=sampling,
-        max_tokens=max_tokens,
-        stop_ids=stop_ids if sampling.ignore_eos else stop_ids | frozenset(eos_token_ids),
-        seed=seed,
-        arrival=number,
-        namespace=namespace,
-        priority=priority,
-        routing_key=routing_key,
-    )
+    if not sampling.ignore_eos:
+        stop_ids |= frozenset(eos_token_ids)
+    return [
+        Request(
+            request_id=f"{number}.{index}" if index else str(number),
+            token_ids=token_ids,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+            seed=seed,
+            arrival=number,
+            sample_index=index,
+            finish_check=finish_check,
+            namespace=namespace,
+            priority=priority,
+            routing_key=routing_key,
+        )
+        for index in range(sampling.n)
+    ]

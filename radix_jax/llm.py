@@ -23,7 +23,7 @@ from radix_jax.models.registry import family_for_hf_config, make_params
 from radix_jax.request import CompletionOutput, RequestOutput, SamplingParams
 from radix_jax.runner.resolve import default_dtype
 from radix_jax.scheduler import QueueFull
-from radix_jax.text import AnyTokenizer, as_tokenizer, load_tokenizer, with_decoded_tokens
+from radix_jax.text import AnyTokenizer, StopText, as_tokenizer, load_tokenizer, with_decoded_tokens
 
 _LOG = logging.getLogger("radix_jax")
 Prompt = str | Sequence[int] | np.ndarray
@@ -153,6 +153,7 @@ class LLM:
         """Add what can be served, step until it is done, and put outputs and refusals in the order of the prompts."""
         before = self._engine.unfinished
         places: dict[str, int] = {}
+        stop_texts: list[list[StopText]] = [[] for _ in encoders]
         outputs: list[RequestOutput | None] = [None] * len(encoders)
         refusals: list[ValueError] = []
 
@@ -160,12 +161,13 @@ class LLM:
             for output in self._engine.step():
                 place = places.get(output.request_id)
                 if output.finished and place is not None:
-                    outputs[place] = self._with_text(output, texts[place])
+                    outputs[place] = self._with_text(output, texts[place], stop_texts[place])
 
         try:
             for i, (encode, params) in enumerate(zip(encoders, sampling_params, strict=True)):
                 try:
-                    places[self._add(encode(), params, collect)] = i
+                    stop_texts[i] = self._stop_texts(params)
+                    places[self._add(encode(), params, stop_texts[i], collect)] = i
                 except ValueError as refusal:
                     refusals.append(refusal)
                     outputs[i] = _refused(refusal, texts[i])
@@ -184,24 +186,47 @@ class LLM:
             _LOG.warning("a prompt was refused: %s", refusal)
         return [output for output in outputs if output is not None]
 
-    def _add(self, token_ids: Any, sampling: SamplingParams, step: Callable[[], None]) -> str:
+    def _add(
+        self, token_ids: Any, sampling: SamplingParams, stop_texts: list[StopText], step: Callable[[], None]
+    ) -> str:
         """Add a request, if need be after steps that make room in a full queue."""
+        finish_check = (lambda index, new_ids: stop_texts[index].push(new_ids)) if stop_texts else None
         while True:
             try:
-                return self._engine.add_request(token_ids, sampling)
+                return self._engine.add_request(token_ids, sampling, finish_check=finish_check)
             except QueueFull:
                 step()
 
-    def _with_text(self, output: RequestOutput, prompt: str | None) -> RequestOutput:
+    def _stop_texts(self, sampling: SamplingParams) -> list[StopText]:
+        """What looks for the stop strings in each sample of a request; empty where there are none."""
+        if not sampling.stop:
+            return []
+        if self._tokenizer is None:
+            raise ValueError(
+                f"stop={sampling.stop!r} needs text, and this LLM has no tokenizer: LLM(..., tokenizer=...), or "
+                "stop_token_ids"
+            )
+        include_stop, min_tokens = sampling.include_stop_str_in_output, sampling.min_tokens
+        return [
+            StopText(self._tokenizer, tuple(sampling.stop), include_stop=include_stop, min_tokens=min_tokens)
+            for _ in range(sampling.n)
+        ]
+
+    def _with_text(self, output: RequestOutput, prompt: str | None, stop_texts: list[StopText]) -> RequestOutput:
+        """A finished output with its text, cut where a stop string ended it."""
         tokenizer = self._tokenizer
         if tokenizer is None:
             return output
+        if stop_texts:
+            texts = [text.finish() for text in stop_texts]
+        else:
+            texts = [tokenizer.decode(completion.token_ids) for completion in output.outputs]
 
-        def decoded(completion: CompletionOutput) -> CompletionOutput:
+        def with_text(completion: CompletionOutput, text: str) -> CompletionOutput:
             logprobs = completion.logprobs and with_decoded_tokens(completion.logprobs, tokenizer)
-            return dataclasses.replace(completion, text=tokenizer.decode(completion.token_ids), logprobs=logprobs)
+            return dataclasses.replace(completion, text=text, logprobs=logprobs)
 
-        return dataclasses.replace(output, outputs=list(map(decoded, output.outputs)), prompt=prompt)
+        return dataclasses.replace(output, outputs=list(map(with_text, output.outputs, texts)), prompt=prompt)
 
 
 class _ProgressBar:

@@ -12,7 +12,8 @@ _LOG = logging.getLogger("radix_jax")
 
 
 class Recorder:
-    """Writes a line of JSON for each request when it ends: see `RecordedRequest`, and `replay.read_trace`.
+    """Writes a line of JSON for each request when it ends: see `RecordedRequest`, and `replay.read_trace`. The samples
+    of a request are recorded as requests that came together.
 
     The file is opened for each line and closed behind it, so that it is complete whatever happens to the process. Where
     that fails later on, an error is logged and nothing more is written; requests go on.

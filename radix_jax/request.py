@@ -3,9 +3,9 @@
 import json
 import math
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,22 +17,37 @@ MAX_LOGIT_BIAS = 100.0
 
 # Value that leaves a field unused, for each field that is promised and not built yet.
 _NOT_BUILT: dict[str, object] = {
-    "n": 1,
-    "stop": (),
     "prompt_logprobs": None,
 }
+
+
+class FinishAt(NamedTuple):
+    """Where a FinishCheck ends a sample: after the first `num_ids` of its new ids, at least 1, for `stop_reason`."""
+
+    num_ids: int
+    stop_reason: int | str
+
+
+FinishCheck = Callable[[int, list[int]], FinishAt | None]
+"""`finish_check(index, new_ids)` is told the ids that sample `index` of a request got, each once and in order, and says
+where they end it; None: they do not. What it raises ends that sample alone, with "abort" and the error as stop_reason.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How the tokens of one request are chosen. The defaults are those of vLLM.
 
+    n: samples of the prompt, each an output of its own, greedy ones alike; their prompt is computed once.
     temperature: 0 is greedy; else logits are divided by it.
     top_k: keep the k most likely tokens; 0 or -1 keeps all.
     top_p: keep the smallest set of most likely tokens whose probability reaches top_p.
     min_p: drop tokens less likely than min_p times the most likely one.
     max_tokens: output tokens at most; None is up to the context.
-    min_tokens: output tokens at least: before them no id that would end the request is chosen.
+    min_tokens: output tokens at least: before them no id that would end the request is chosen, and no stop string counts.
+    stop: strings of which the first to be complete in the text ends it, in front of that string; for LLM, which knows
+        text. Of those complete at the same character the one listed first counts. The ids keep the token that did it.
+    include_stop_str_in_output: the text keeps the stop string.
     stop_token_ids: ids that end the request besides the model's end-of-sequence ids.
     ignore_eos: the model's end-of-sequence ids do not end the request.
     seed: with (sample index, position) it is the only source of randomness; None draws one from the engine's seed.
@@ -43,7 +58,7 @@ class SamplingParams:
     logit_bias: token id -> what is added to its logit, at most 100 either way.
     logprobs: log-probabilities of each output token and of so many most likely ones, at most 20, by the model's own
         logits, before all of the above; 0: of the output token alone. None: none.
-    n, stop, prompt_logprobs: not built yet; any value that would have an effect is refused.
+    prompt_logprobs: not built yet; any value that would have an effect is refused.
 
     Raises:
         ValueError: a value out of its range, with the rule and the value.
@@ -58,6 +73,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     stop: str | Sequence[str] | None = ()
+    include_stop_str_in_output: bool = False
     stop_token_ids: Sequence[int] | None = ()
     ignore_eos: bool = False
     seed: int | None = None
@@ -69,6 +85,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        check_int("n", self.n, at_least=1)
         _check_float("temperature", self.temperature, low=0.0, high=math.inf)
         _check_float("top_p", self.top_p, low=0.0, high=1.0)
         if self.top_p == 0.0:
@@ -81,8 +98,10 @@ class SamplingParams:
             check_int("seed", self.seed, at_least=0)
             if self.seed >= 2**63:
                 raise ValueError(f"seed={self.seed} is above its largest value {2**63 - 1}")
-        if not isinstance(self.ignore_eos, bool):
-            raise ValueError(f"ignore_eos={self.ignore_eos!r} is not a bool")
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} is not a bool")
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_id_tuple(self.stop_token_ids))
         check_int("min_tokens", self.min_tokens, at_least=0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -105,13 +124,16 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
-    """One request as the scheduler takes it: checked, ids as int32, every default resolved.
+    """One sample of a request as the scheduler takes it: checked, ids as int32, every default resolved.
 
+    request_id: of the sample. Sample 0 bears the id of the caller's request, the others that id, a dot and their index.
+    sample_index: which of `sampling.n`; with seed and position it makes the random keys.
     token_ids: int32 [prompt_len], at least one.
     max_tokens: output tokens at most, so that prompt + output fits the context.
     stop_ids: ids that end the request ("stop"): the model's end-of-sequence ids unless ignored, and stop_token_ids.
     seed: resolved seed of the request's random keys.
-    arrival: rises by one with each request of an engine.
+    finish_check: may end the sample, beside `stop_ids` and the length; at the same token a stop id comes first.
+    arrival: rises by one with each request of an engine; its samples share it.
     namespace: KV is shared only inside one namespace; any hashable value.
     priority: higher ones go first. routing_key: of requests that like to run together; any hashable value.
     needs_values: the step after a token of this request is planned only once that token's value is known.
@@ -124,6 +146,8 @@ class Request:
     stop_ids: frozenset[int]
     seed: int
     arrival: int
+    sample_index: int = 0
+    finish_check: FinishCheck | None = None
     namespace: Hashable = None
     priority: int = 0
     routing_key: Hashable = None
@@ -164,9 +188,9 @@ class Logprob:
 class CompletionOutput:
     """One completion of a request; `token_ids` and `text` are cumulative.
 
-    index: sample index. text: decoded `token_ids`, "" where no tokenizer is at hand (Engine).
-    finish_reason: None while running, then "stop" | "length" | "abort". stop_reason: the id that stopped it, or
-        the time-out.
+    index: sample index. text: decoded `token_ids`, up to a stop string; "" where no tokenizer is at hand (Engine).
+    finish_reason: None while running, then "stop" | "length" | "abort". stop_reason: the id or the string that stopped
+        it, or the time-out or error that did.
     logprobs: for each output token, token id -> Logprob: the output token first, then the most likely ones, best
         first. cumulative_logprob: the sum over the output tokens. sampling_logprobs: for each output token its
         log-probability in what it was drawn from, after penalties, temperature and filters; 0.0 where greedy. All None
@@ -187,8 +211,9 @@ class CompletionOutput:
 class RequestOutput:
     """State of one request after a step.
 
-    cached_tokens: prompt tokens served from the cache when the request was first admitted.
-    outputs: one CompletionOutput a sample, cumulative; empty when `error` is set.
+    cached_tokens: prompt tokens served from the cache when the first of its samples was admitted.
+    outputs: one CompletionOutput a sample, by index, cumulative; empty when `error` is set.
+    finished: all samples ended.
     error: why the request was refused, None for a request that ran.
     """
 
@@ -203,7 +228,8 @@ class RequestOutput:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedRequest:
-    """One request as it happened: a line of a recording, which an engine writes and a replay reads.
+    """One request as it happened: a line of a recording, which an engine writes and a replay reads. Each sample of a
+    request is one.
 
     arrival_s: seconds since the recording began. token_ids, output_ids: int32, the prompt and what was generated.
     namespace: None, a bool, number or string, or a tuple of such.
@@ -260,6 +286,16 @@ def _check_float(name: str, value: object, *, low: float, high: float) -> None:
         raise ValueError(f"{name}={value!r} is not a finite number")
     if not low <= value <= high:
         raise ValueError(f"{name}={value} is outside [{low}, {high}]")
+
+
+def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop)
+    for string in strings:
+        if not isinstance(string, str):
+            raise ValueError(f"stop entry {string!r} is not a str")
+        if not string:
+            raise ValueError("a stop string is empty, which every text begins with; leave it out")
+    return strings
 
 
 def _token_id_tuple(ids: Sequence[int] | None) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """The examples of the README run as they stand."""
 
+import json
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-FIRST, ENGINE = EXAMPLES
+FIRST, ENGINE, SAMPLES = EXAMPLES
 
 
 def run(code: str) -> str:
@@ -36,3 +37,14 @@ def test_engine_example() -> None:
     lines = run(ENGINE).splitlines()
     assert len(lines) == 8
     assert [line.endswith("True") for line in lines] == [False] * 7 + [True]
+
+
+def test_samples_example() -> None:
+    """It goes on from the one before."""
+    lines = run(ENGINE + SAMPLES).splitlines()[8:]
+    assert [line.endswith("True") for line in lines] == [False] * (len(lines) - 1) + [True]
+    token_ids, _ = json.loads(f"[{lines[-1].replace('] T', '], t')}]")
+    assert len(token_ids) == 2
+    for ids in token_ids:
+        assert all(token_id >= 50 for token_id in ids[:-1])
+        assert ids[-1] < 50 or len(ids) == 8

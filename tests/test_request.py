@@ -51,6 +51,14 @@ def test_it_is_frozen_and_takes_keywords_alone() -> None:
         ({"seed": 2**63}, f"seed={2**63} is above its largest value {2**63 - 1}"),
         ({"seed": True}, "seed=True is not an int"),
         ({"ignore_eos": 1}, "ignore_eos=1 is not a bool"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output=1 is not a bool"),
+        ({"n": 0}, "n=0 is below its least value 1"),
+        ({"n": True}, "n=True is not an int"),
+        ({"n": 2.0}, "n=2.0 is not an int"),
+        ({"stop": ""}, "a stop string is empty, which every text begins with; leave it out"),
+        ({"stop": ["a", ""]}, "a stop string is empty"),
+        ({"stop": ["a", 5]}, "stop entry 5 is not a str"),
+        ({"stop": [b"a"]}, "stop entry b'a' is not a str"),
         ({"stop_token_ids": [5, -1]}, "stop_token_ids entry=-1 is below its least value 0"),
         ({"stop_token_ids": ["5"]}, "stop_token_ids entry='5' is not an int"),
         ({"min_tokens": -1}, "min_tokens=-1 is below its least value 0"),
@@ -81,9 +89,6 @@ def test_what_is_out_of_range_is_said(fields: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 2),
-        ("stop", "END"),
-        ("stop", ["END"]),
         ("prompt_logprobs", 0),
     ],
 )
@@ -104,6 +109,14 @@ def test_what_is_not_built_names_itself(name: str, value: Any) -> None:
 )
 def test_what_has_no_effect_is_taken(fields: dict[str, Any]) -> None:
     PlainParams(**fields)
+
+
+def test_stop_strings_become_a_tuple() -> None:
+    assert SamplingParams(stop="ab").stop == ("ab",)
+    assert SamplingParams(stop=["ab", "c"]).stop == ("ab", "c")
+    assert SamplingParams(stop=None).stop == SamplingParams(stop=[]).stop == SamplingParams().stop == ()
+    assert dataclasses.replace(SamplingParams(stop="ab"), n=2).stop == ("ab",)
+    assert PlainParams(stop=iter(["ab", "c"])).stop == ("ab", "c")
 
 
 def test_stop_token_ids_become_a_tuple() -> None:

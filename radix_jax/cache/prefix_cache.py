@@ -218,6 +218,10 @@ class PrefixCache:
         self._pool.free(self._tails.reset())
         self._pool.free(self._tree.reset())
 
+    def drop_unlocked(self) -> None:
+        """Drop the cached prefixes that nobody holds, which is no eviction; tails and prefixes under a lock stay."""
+        self._pool.free(self._tree.evict(self._tree.evictable_size))
+
     def snapshot(self) -> TreeSnapshot:
         """As `RadixTree.snapshot`, with the tails."""
         return add_tails(self._tree.snapshot(), self._tails.last_used_first())

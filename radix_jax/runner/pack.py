@@ -167,6 +167,7 @@ def _fill_sampler(sampling: SamplingInputs, row: int, request: Request, seat: in
         sampling.top_p[row] = params.top_p
         sampling.min_p[row] = params.min_p
         sampling.seed[row] = request.seed & 0xFFFFFFFF, request.seed >> 32
+        sampling.sample_index[row] = request.sample_index
     sampling.seat[row] = seat
     if request.adjusts_logits:
         sampling.adjusts[row] = 1

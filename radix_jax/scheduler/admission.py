@@ -23,7 +23,7 @@ class Admission:
     """Takes pages from the cache for running requests, and gives them back.
 
     num_pages: pages of the pool, the null page included.
-    enable_prefix_cache: False gives every request pages of its own and shares none.
+    enable_prefix_cache: False copies no parts of pages and keeps none; whole pages are shared as `SampleGroup` says.
     """
 
     def __init__(
@@ -156,9 +156,9 @@ class Admission:
     def has_duplicates(self, state: RequestState, end: int) -> bool:
         """Whether the tree has pages of tokens [0, end) that the request does not use."""
         assert state.handle is not None
-        if not self._enable_prefix_cache:
+        if not state.group.shares:
             return False
-        return self._cache.match_len(state.tokens[:end], state.request.namespace) > state.handle.cached_len
+        return self._cache.match_len(state.tokens[:end], state.namespace) > state.handle.cached_len
 
     def insert(self, state: RequestState, end: int) -> range:
         """Share the full pages of tokens [0, end), which are computed in device order; returns the tokens that the
@@ -166,9 +166,9 @@ class Admission:
         assert state.handle is not None
         start = state.handle.cached_len
         full_len = end - end % self._page_size
-        if not self._enable_prefix_cache or full_len <= start:
+        if not state.group.shares or full_len <= start:
             return range(start, start)
-        result = self._cache.commit(state.tokens[:end], state.pages, state.handle, state.request.namespace)
+        result = self._cache.commit(state.tokens[:end], state.pages, state.handle, state.namespace)
         state.handle = result.handle
         state.replace_pages(result.pages)
         return range(start, full_len)
@@ -179,7 +179,7 @@ class Admission:
         # Beyond the known tokens, a step in flight may compute one more, which nobody will ask for.
         end = min(state.num_computed, state.num_tokens - 1)
         ids = state.tokens[:end] if self._enable_prefix_cache else ()
-        self._cache.release(state.handle, state.pages, ids, state.request.namespace)
+        self._cache.release(state.handle, state.pages, ids, state.namespace)
         state.last_handle = state.handle
         state.drop_pages()
 
@@ -229,8 +229,8 @@ class Admission:
 
     def _match_and_lock(self, state: RequestState) -> MatchResult:
         # The last known token is computed even when it is cached: its logits give the next token.
-        prefix_len = state.num_tokens - 1 if self._enable_prefix_cache else 0
-        match = self._cache.match_prefix(state.tokens[:prefix_len], state.request.namespace, state.last_handle)
+        prefix_len = state.num_tokens - 1 if state.group.shares else 0
+        match = self._cache.match_prefix(state.tokens[:prefix_len], state.namespace, state.last_handle)
         state.last_handle = match.handle
         self._cache.lock(match.handle)
         return match
@@ -241,7 +241,7 @@ class Admission:
         The donor is locked until the plan is made. It may be what others were to evict, or be written by this very
         plan; then nothing is copied.
         """
-        if match.donor_handle is None or match.donor_page in self._fresh_pages:
+        if match.donor_handle is None or match.donor_page in self._fresh_pages or not self._enable_prefix_cache:
             return
         assert match.donor_page is not None
         self._cache.lock(match.donor_handle)

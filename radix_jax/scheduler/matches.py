@@ -61,7 +61,7 @@ class PrefixMatches:
     def track(self, state: RequestState, num_ids: int) -> TrackedMatch:
         """Match the first `num_ids` tokens of a request, and keep that exact; replaces what was tracked."""
         self.forget(state.request_id)
-        peek = self._cache.peek(state.tokens[:num_ids], state.request.namespace)
+        peek = self._cache.peek(state.tokens[:num_ids], state.namespace)
         match = self._matches[state.request_id] = TrackedMatch(state, num_ids, peek, self.epoch)
         self._file(match)
         return match
@@ -123,7 +123,7 @@ class PrefixMatches:
         """
         for request_id, match in self._matches.items():
             state, cached_len = match.state, match.peek.cached_len
-            true_len = self._cache.match_len(state.tokens[: match.num_ids], state.request.namespace)
+            true_len = self._cache.match_len(state.tokens[: match.num_ids], state.namespace)
             if cached_len < true_len or (self.epoch in (match.epoch, self._epoch_of_losses) and cached_len != true_len):
                 raise AssertionError(f"{request_id!r} is kept with {cached_len} tokens cached, it has {true_len}")
             if match.next_page is not None and match not in self.at_place_of(match):
@@ -136,7 +136,7 @@ class PrefixMatches:
     def _rematch(self, match: TrackedMatch) -> bool:
         """Look how far the match reaches now, from where it ended; returns whether its length changed."""
         state, before = match.state, match.peek
-        peek = self._cache.peek(state.tokens[: match.num_ids], state.request.namespace, before.followed())
+        peek = self._cache.peek(state.tokens[: match.num_ids], state.namespace, before.followed())
         match.epoch = self.epoch
         if peek.cached_len == before.cached_len:
             match.peek = peek

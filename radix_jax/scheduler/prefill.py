@@ -100,7 +100,7 @@ class Prefill:
     def rows(self, num_left: int, ratio: NewTokenRatio, stats: SchedulerStats, may_retract: bool) -> list[StepRow]:
         """The unfinished prompt, then waiting requests, while rows, tokens and pages last.
 
-        stats: get the prompt and the hit of each request that is let in for the first time.
+        stats: get the prompt and the hit of each request of which a sample is let in for the first time.
 
         Raises:
             Exception: what a rule of one's own raised while there was no row yet.
@@ -183,9 +183,10 @@ class Prefill:
         hold = self._admit(entry, this)
         if hold is not None:
             return hold
-        if state.admitted_s is None:
-            state.admitted_s, state.cached_len = self._timelines.now_s, state.num_computed
-            this.stats.count_admission(state.request.prompt_len, state.cached_len)
+        group = state.group
+        if group.admitted_s is None:
+            group.admitted_s, group.cached_len = self._timelines.now_s, state.num_computed
+            this.stats.count_admission(state.request.prompt_len, group.cached_len)
         self._timelines.admit(state.request_id, Entry(budget, *rank[1:3]), state.num_computed)
         self._waiting.remove(state.request_id)
         self._running.enter(state)

@@ -1,5 +1,6 @@
-"""RequestState: what the scheduler keeps of one request, from its arrival to its end."""
+"""RequestState: what the scheduler keeps of one sample of a request, from its arrival to its end."""
 
+import logging
 from collections.abc import Hashable
 from typing import NamedTuple
 
@@ -9,8 +10,10 @@ from jaxtyping import Int32
 from radix_jax.cache.handles import PrefixHandle
 from radix_jax.cache.keys import namespace_key
 from radix_jax.plan import PageCopy
-from radix_jax.request import FinishReason, Request
+from radix_jax.request import FinishAt, FinishReason, Request
 from radix_jax.scheduler.output_logprobs import OutputLogprobs
+
+_LOG = logging.getLogger("radix_jax")
 
 
 def num_pages_for(prompt_len: int, max_tokens: int, page_size: int) -> int:
@@ -25,8 +28,27 @@ class Ticket(NamedTuple):
     num_prefill_tokens: int
 
 
+class SampleGroup:
+    """What the samples of one request have in common: they share pages of their prompt, and are timed as one.
+
+    namespace: that their KV is shared in; None as a Request has it. shares: KV is shared at all.
+    num_unfinished: samples that wait or run.
+    cached_len: prompt tokens that the cache held when the first of them was admitted, copied ones included.
+    admitted_s: the caller's clock then; None before.
+    """
+
+    __slots__ = ("admitted_s", "cached_len", "namespace", "num_unfinished", "shares")
+
+    def __init__(self, namespace: Hashable, *, shares: bool = True, num_samples: int = 1):
+        self.namespace = namespace
+        self.shares = shares
+        self.num_unfinished = num_samples
+        self.cached_len = 0
+        self.admitted_s: float | None = None
+
+
 class RequestState:
-    """Progress of one request. Only the scheduler changes it; others read.
+    """Progress of one sample. Only the scheduler changes it; others read.
 
     tokens: int32 [prompt_len + max_tokens], the prompt and behind it the output; num_tokens of them are known.
     num_computed: tokens whose KV is in the pool once the steps planned so far have run.
@@ -35,27 +57,28 @@ class RequestState:
         itself never changes: plans hold it.
     source: the row of the last plan that samples the pending token.
     seat: number that it has to itself while it runs.
-    cached_len: prompt tokens that the cache held at the first admission, copied ones included; 0 before it.
+    group: what it shares with the other samples of its request; of its own by default.
+    namespace, namespace_key: of the group.
     handle: the locked prefix in the tree, None while waiting; pages of its handle.cached_len tokens are the tree's.
     last_handle: of the last match, to match from again; None before the first.
     copy: what the request's next row begins with, until that row is planned.
     num_retractions: times that its pages were taken away.
     logprobs: of the output tokens; None where nobody asked.
     ticket: when it came, as the waiting queue counts; keeps its seniority through retractions.
-    queued_s, admitted_s: the caller's clock on arrival and at the first admission; None before it.
-    finish_reason, stop_reason: None while unfinished; stop_reason is the id that stopped the request, or which time-out
-        ended it.
+    queued_s: the caller's clock on arrival.
+    finish_reason, stop_reason: None while unfinished; stop_reason is the id that stopped the request or what its
+        finish_check gave, or which time-out or error ended it.
     """
 
     __slots__ = (
         "_page_buffer",
-        "admitted_s",
-        "cached_len",
         "copy",
         "finish_reason",
+        "group",
         "handle",
         "last_handle",
         "logprobs",
+        "namespace",
         "namespace_key",
         "num_computed",
         "num_pages",
@@ -72,11 +95,13 @@ class RequestState:
         "tokens",
     )
 
-    def __init__(self, request: Request, page_size: int, now: float = 0.0):
+    def __init__(self, request: Request, page_size: int, now: float = 0.0, group: SampleGroup | None = None):
         max_len = request.prompt_len + request.max_tokens
         max_pages = num_pages_for(request.prompt_len, request.max_tokens, page_size)
         self.request = request
-        self.namespace_key: Hashable = namespace_key(request.namespace)
+        self.group = group or SampleGroup(request.namespace)
+        self.namespace: Hashable = self.group.namespace
+        self.namespace_key: Hashable = namespace_key(self.namespace)
         self.tokens: Int32[np.ndarray, " S"] = np.empty(max_len, np.int32)
         self.tokens[: request.prompt_len] = request.token_ids
         self.num_tokens: int = request.prompt_len
@@ -84,7 +109,6 @@ class RequestState:
         self.num_pending: int = 0
         self.source: int = 0
         self.seat: int = 0
-        self.cached_len: int = 0
         self._page_buffer: Int32[np.ndarray, " P"] = np.empty(max_pages, np.int32)  # never changed below num_pages
         self.pages: Int32[np.ndarray, " P"] = self._page_buffer[:0]
         self.num_pages: int = 0
@@ -96,7 +120,6 @@ class RequestState:
         self.logprobs: OutputLogprobs | None = None if num_logprobs is None else OutputLogprobs(num_logprobs)
         self.ticket: Ticket | None = None
         self.queued_s: float = now
-        self.admitted_s: float | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
 
@@ -104,6 +127,11 @@ class RequestState:
     def request_id(self) -> str:
         """Id of the request."""
         return self.request.request_id
+
+    @property
+    def cached_len(self) -> int:
+        """Prompt tokens that the cache held when the first sample of the request was admitted; 0 before it."""
+        return self.group.cached_len
 
     @property
     def prompt(self) -> Int32[np.ndarray, " T"]:
@@ -153,6 +181,17 @@ class RequestState:
         self.num_computed = 0
         self.handle = self.copy = None
 
+    def append_tokens(self, token_ids: list[int]) -> int:
+        """Append generated tokens up to the one that ends the sample, if one does; returns how many."""
+        num_before = self.num_tokens
+        for token_id in token_ids:
+            self.append_token(token_id)
+            if self.finish_reason is not None:
+                break
+        if self.request.finish_check is not None:
+            self._ask(token_ids[: self.num_tokens - num_before])
+        return self.num_tokens - num_before
+
     def append_token(self, token_id: int) -> None:
         """Append a generated token; finish where it is a stop id or the last one allowed."""
         self.tokens[self.num_tokens] = token_id
@@ -161,6 +200,23 @@ class RequestState:
             self.finish_reason, self.stop_reason = "stop", token_id
         elif self.num_tokens == len(self.tokens):
             self.finish_reason = "length"
+
+    def _ask(self, new_ids: list[int]) -> None:
+        """Let the request's own check end the sample; what it raises ends it too."""
+        check, num_new = self.request.finish_check, len(new_ids)
+        assert check is not None
+        try:
+            finish = check(self.request.sample_index, new_ids)
+            if finish is not None and not (isinstance(finish, FinishAt) and 0 < finish.num_ids <= num_new):
+                raise ValueError(f"{finish!r} for {num_new} new ids; give FinishAt(1..{num_new}, reason), or None")
+        except Exception as error:
+            _LOG.exception("the finish_check of request %s failed, which ends it", self.request_id)
+            self.finish_reason, self.stop_reason = "abort", f"finish_check: {type(error).__name__}: {error}"
+            return
+        if finish is None or (finish.num_ids == num_new and self.finish_reason == "stop"):
+            return
+        self.num_tokens -= num_new - finish.num_ids
+        self.finish_reason, self.stop_reason = "stop", finish.stop_reason
 
     def _forget_pages(self) -> None:
         self._page_buffer = np.empty(self.max_pages, np.int32)

@@ -1,8 +1,7 @@
 """Scheduler: who runs in the next step, and what a step's tokens change. Host bookkeeping alone, no device."""
 
-import types
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int32
@@ -25,6 +24,7 @@ from radix_jax.scheduler.running import RunningBatch
 from radix_jax.scheduler.stats import SchedulerStats
 from radix_jax.scheduler.timeline import Timelines
 from radix_jax.scheduler.timeouts import overdue
+from radix_jax.scheduler.unfinished import Unfinished
 from radix_jax.scheduler.waiting import WaitingQueue
 
 MAX_PLANS_IN_FLIGHT = 2
@@ -81,11 +81,18 @@ class Scheduler:
             max_model_len=max_model_len,
             enable_prefix_cache=enable_prefix_cache,
         )
-        self._waiting = WaitingQueue(make_policy(schedule_policy, seed), cache if enable_prefix_cache else None)
+        self._waiting = WaitingQueue(make_policy(schedule_policy, seed), cache)
         self._running = RunningBatch(self._admission, self._waiting, cache.page_size)
         self._prefill = Prefill(self._waiting, self._running, self._admission, limits, self._timelines, self._retract)
+        self._unfinished = Unfinished(
+            cache,
+            self._waiting,
+            self._running,
+            self._prefill,
+            self._timelines,
+            enable_prefix_cache=enable_prefix_cache,
+        )
         self._ratio = NewTokenRatio()
-        self._states: dict[str, RequestState] = {}
         self._in_flight: deque[StepPlan] = deque()
         self._num_prefills_in_row = 0
         self._stats = SchedulerStats()
@@ -97,23 +104,23 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait: not admitted yet, or retracted."""
+        """Samples that wait: not admitted yet, or retracted."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Admitted requests, an unfinished prompt included."""
+        """Admitted samples, an unfinished prompt included."""
         return len(self._running)
 
     @property
     def has_unfinished(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self._states)
+        return bool(self.states)
 
     @property
     def states(self) -> Mapping[str, RequestState]:
-        """Unfinished requests by id; read-only."""
-        return types.MappingProxyType(self._states)
+        """Unfinished samples by id; read-only."""
+        return self._unfinished.states
 
     @property
     def stats(self) -> SchedulerStats:
@@ -129,46 +136,49 @@ class Scheduler:
         self._admission.check_admissible(request)
 
     def add(self, request: Request, now: float = 0.0) -> RequestState:
-        """Queue a request. now: the caller's clock, in seconds.
+        """Queue a request of one sample; as `add_samples`."""
+        return self.add_samples([request], now)[0]
+
+    def add_samples(self, requests: Sequence[Request], now: float = 0.0) -> list[RequestState]:
+        """Queue the samples of one request, which differ in id and sample_index alone: all of them, or none.
+
+        now: the caller's clock, in seconds.
 
         Raises:
-            ValueError: as `check_admissible`, the id is in use, or this very request ended while its step still runs.
-            QueueFull: max_queued_requests wait already.
+            ValueError: as `check_admissible`, an id is in use, more samples than max_queued_requests, or this very
+                request ended while its step still runs.
+            QueueFull: with them, more than max_queued_requests would wait.
         """
-        self.check_admissible(request)
-        if request.request_id in self._states:
-            raise ValueError(f"request_id {request.request_id!r} is in use by an unfinished request; use another one")
-        if any(row.request is request for plan in self._in_flight for row in plan.rows):
-            raise ValueError(f"request {request.request_id!r} ended while its step runs; make a new Request of it")
-        most = self._limits.max_queued_requests
-        if most is not None and len(self._waiting) >= most:
-            raise QueueFull(f"{len(self._waiting)} requests wait, max_queued_requests={most}; try again later")
-        state = RequestState(request, self._page_size, now)
-        state.ticket = self._waiting.add(state, self._stats.num_prefill_tokens)
-        self._states[state.request_id] = state
-        self._timelines.at(now)
-        self._timelines.begin(state.request_id, request.priority)
-        self._prefill.retry()
-        return state
+        self.check_admissible(requests[0])
+        for request in requests:
+            if request.request_id in self.states:
+                raise ValueError(
+                    f"request_id {request.request_id!r} is in use by an unfinished request; use another one"
+                )
+            if any(row.request is request for plan in self._in_flight for row in plan.rows):
+                raise ValueError(f"request {request.request_id!r} ended while its step runs; make a new Request of it")
+        self._check_queue(len(requests))
+        return self._unfinished.add(requests, now, self._stats)
 
     def abort(self, request_id: str, now: float | None = None) -> RequestState | None:
         """End a request, wherever it stands, and give back what it holds; None if there is none of that id.
 
         Between `plan` and `commit` too: the step's result for it is then dropped. now: as in `commit`.
         """
-        state = self._states.get(request_id)
+        state = self.states.get(request_id)
         if state is not None:
             self._timelines.at(now)
-            self._abort(state, None)
+            self._unfinished.abort(state, None, self._stats)
         return state
 
     def expire(self, now: float) -> list[RequestState]:
-        """Abort the requests whose time is over by the caller's clock; `stop_reason` names the limit."""
-        late = overdue(self._states.values(), self._limits, now)
+        """Abort the requests whose time is over by the caller's clock, with all their samples; `stop_reason` names the
+        limit."""
+        late = overdue(self.states.values(), self._limits, now)
         for state, limit in late:
             self._timelines.at(now)
-            self._abort(state, limit)
-        self._stats.num_timed_out += len(late)
+            self._unfinished.abort(state, limit, self._stats)
+        self._stats.num_timed_out += len({id(state.group) for state, _ in late})
         return [state for state, _ in late]
 
     def plan(self, now: float = 0.0, max_steps: int = 1) -> StepPlan | None:
@@ -205,7 +215,7 @@ class Scheduler:
             none. now: the caller's clock, for `explain`; None: as it was told last. logprobs: of the tokens, in numpy;
             None where no row asks. A plan of several steps has none.
 
-        Returns the requests that got a token, finished ones (see finish_reason) included.
+        Returns the samples that got a token, finished ones (see finish_reason) included.
 
         Raises:
             ValueError: not the oldest plan in flight, or another number of tokens than rows and steps.
@@ -236,7 +246,7 @@ class Scheduler:
                 state.num_pending -= plan.num_steps
                 if state.logprobs is not None and logprobs is not None:
                     state.logprobs.append(new_tokens[0], logprobs, place)
-                self._append(state, new_tokens)
+                self._unfinished.append(state, new_tokens, self._stats)
                 changed.append(state)
         if not self._running:
             self._ratio.reset()
@@ -253,17 +263,15 @@ class Scheduler:
             KeyError: no request of that id, or it ended too long ago. TypeError: what a rule of one's own raises.
         """
         parts = self._timelines, self._waiting, self._running, self._admission, self._ratio
-        return explain(request_id, self._states.get(request_id), *parts)
+        return explain(request_id, self.states.get(request_id), *parts)
 
     def reset(self) -> None:
         """Drop every request, give back what they hold, and start the counts anew. What is cached stays; plans in
         flight count as run."""
         self._running.clear()
         self._waiting.clear()
-        self._states.clear()
-        self._timelines.end_all("dropped")
+        self._unfinished.clear()
         self._in_flight.clear()
-        self._prefill.retry()
         self._ratio.reset()
         self._stats = SchedulerStats()
 
@@ -274,7 +282,16 @@ class Scheduler:
             AssertionError: what is off.
         """
         parts = self._waiting, self._running, self._admission, self._limits
-        check_requests(self._states, *parts, in_flight=bool(self._in_flight))
+        check_requests(self.states, *parts, in_flight=bool(self._in_flight))
+
+    def _check_queue(self, num_samples: int) -> None:
+        most, num_waiting = self._limits.max_queued_requests, len(self._waiting)
+        if most is None or num_waiting + num_samples <= most:
+            return
+        if num_samples > most:
+            raise ValueError(f"n={num_samples} samples never fit max_queued_requests={most}; raise that or lower n")
+        newcomers = f" and {num_samples} samples come" if num_samples > 1 else ""
+        raise QueueFull(f"{num_waiting} requests wait{newcomers}, max_queued_requests={most}; try again later")
 
     def _make_plan(self, max_steps: int) -> StepPlan | None:
         ready = self._make_room()
@@ -363,34 +380,3 @@ class Scheduler:
         state.num_retractions += 1
         self._stats.num_retractions += 1
         self._waiting.add(state, ticket=state.ticket)
-
-    def _abort(self, state: RequestState, limit: str | None) -> None:
-        """End a request early; limit: the time-out that did."""
-        if state.request_id in self._waiting:
-            self._waiting.remove(state.request_id)
-            del self._states[state.request_id]
-            self._prefill.retry()
-        else:
-            self._leave(state)
-        state.finish_reason, state.stop_reason = "abort", limit
-        self._timelines.end(state.request_id, limit or "abort")
-        self._stats.num_aborted += 1
-
-    def _leave(self, state: RequestState) -> None:
-        """Give back what a running request holds, and forget it."""
-        self._running.leave(state)
-        del self._states[state.request_id]
-        self._prefill.retry()
-
-    def _append(self, state: RequestState, token_ids: list[int]) -> None:
-        """Append tokens up to the request's end. There, share the output too: its nodes begin at the prompt's last full
-        page. The last token has no KV that anybody may count on."""
-        for token_id in token_ids:
-            state.append_token(token_id)
-            self._stats.num_output_tokens += 1
-            if state.finish_reason is not None:
-                self._running.share(state, state.num_tokens - 1)
-                self._leave(state)
-                self._timelines.end(state.request_id, state.finish_reason)
-                self._stats.num_finished += 1
-                return

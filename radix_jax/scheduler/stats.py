@@ -13,13 +13,13 @@ def _zeros() -> dict[StepKind, int]:
 class SchedulerStats:
     """Counts since the start, or since the last `Scheduler.reset`.
 
-    num_prompt_tokens, num_cached_tokens: of admitted requests, each counted once, at its first admission; their
-        quotient is the hit rate.
+    num_prompt_tokens, num_cached_tokens: of admitted requests, each counted once, when its first sample is admitted;
+        their quotient is the hit rate.
     num_prefill_tokens: prompt tokens computed, and after a retraction known outputs too.
     num_output_tokens: tokens appended to requests.
     num_steps, num_tokens, num_padded_tokens: by kind of step; num_padded_tokens counts the bucket, padding included.
-    num_finished: ended by stop or length. num_aborted: ended by abort, waiting ones too; num_timed_out of them by a
-        time-out. num_retractions: times that a running request's pages were taken away.
+    num_finished: samples ended by stop or length. num_aborted: samples ended by abort, waiting ones too.
+    num_timed_out: requests ended by a time-out. num_retractions: times that a running sample's pages were taken away.
     """
 
     num_prompt_tokens: int = 0

@@ -59,12 +59,10 @@ _Rank = tuple[int, int, KeyParts, int, int, WaitingEntry]
 
 
 class WaitingQueue:
-    """Waiting requests, ordered by a policy. Looks at the cache only through its peek.
+    """Waiting requests, ordered by a policy. Looks at the cache only through its peek, and not at all for requests that
+    share nothing, whose matched length is 0."""
 
-    cache: None where nothing is shared; then every matched length is 0.
-    """
-
-    def __init__(self, policy: Policy, cache: PrefixCache | None):
+    def __init__(self, policy: Policy, cache: PrefixCache):
         self._policy = policy
         self._cache = cache
         self._num_passes = 0
@@ -93,14 +91,13 @@ class WaitingQueue:
             TypeError: as `Policy.key`, or what a rule of one's own raises; then nothing is added.
         """
         ticket = ticket or Ticket(self._num_passes, num_prefill_tokens)
-        match = self._matches.track(state, state.num_tokens - 1) if self._matches is not None else None
+        match = self._matches.track(state, state.num_tokens - 1) if state.group.shares else None
         entry = WaitingEntry(state, ticket, next(self._sequence), match)
         if self._policy.checked:
             try:
                 self._policy.key(self._view(entry))
             except Exception:
-                if self._matches is not None:
-                    self._matches.forget(state.request_id)
+                self._matches.forget(state.request_id)
                 raise
         self._entries[state.request_id] = self._unranked[state.request_id] = entry
         self._num_changes += 1
@@ -111,22 +108,20 @@ class WaitingQueue:
         entry = self._entries[request_id]
         if not self._pass_runs:
             self._ranked_at = None if self._policy.rule is None else self._ranked_at
-        elif self._policy.rule is None and entry.match is not None and self._matches is not None:
+        elif self._policy.rule is None and entry.match is not None:
             self._unrank_matches(self._matches.refresh_losses())
             if entry.rank is None:  # the weights do not count it yet
                 self._ranked_at = None
             self._left.append(Hanging(self._matches.follow(entry.match), entry.state.request.arrival, -1))
-        if self._matches is not None:
-            self._matches.forget(request_id)
+        self._matches.forget(request_id)
         self._unrank([entry])
         del self._unranked[request_id]
         del self._entries[request_id]
 
     def clear(self) -> None:
         """Take every request out, and forget who computes."""
-        cache = self._cache
-        self._matches = PrefixMatches(cache) if cache is not None else None
-        self._computing = PrefixMatches(cache) if cache is not None else None
+        self._matches = PrefixMatches(self._cache)
+        self._computing = PrefixMatches(self._cache)
         self._entries: dict[str, WaitingEntry] = {}
         self._ranked: list[_Rank] = []
         self._unranked: dict[str, WaitingEntry] = {}
@@ -167,20 +162,17 @@ class WaitingQueue:
 
         tokens: range of `state`'s tokens, whole pages. version_rise: by how much the insertion raised tree.version.
         """
-        if self._matches is None or self._computing is None:
-            return
         self._unrank_matches(self._matches.note_inserted(state, tokens, version_rise))
         self._computing.note_inserted(state, tokens, version_rise)
 
     def note_computing(self, state: RequestState) -> None:
         """A request runs and will compute more of its prompt in later steps; what it computed so far is in the tree."""
-        if self._computing is not None:
+        if state.group.shares:
             self._computing.track(state, state.num_tokens)
 
     def forget_computing(self, request_id: str) -> None:
         """The rest of the request's prompt is in the tree, or it left; also for one that was never noted."""
-        if self._computing is not None:
-            self._computing.forget(request_id)
+        self._computing.forget(request_id)
 
     def would_repeat(self, entry: WaitingEntry) -> bool:
         """Whether a request that computes its prompt will, in a later step, compute the very page `entry` needs next.
@@ -188,7 +180,7 @@ class WaitingQueue:
         A look-up of that page among those that computing requests come to next, and then whether both have the same
         prefix in front of it: the same place in the tree, so no tokens are compared. False where nothing is shared.
         """
-        if entry.match is None or self._matches is None or self._computing is None or not len(self._computing):
+        if entry.match is None or not len(self._computing):
             return False
         self._settle()
         self._computing.refresh_losses()
@@ -222,10 +214,10 @@ class WaitingQueue:
             AssertionError: what is off. Linear in all that waits.
         """
         for matches in (self._matches, self._computing):
-            if matches is not None:
-                matches.check_integrity()
-        if self._matches is not None and len(self._matches) != len(self._entries):
-            raise AssertionError(f"{len(self._matches)} matches are kept of {len(self._entries)} waiting requests")
+            matches.check_integrity()
+        num_sharing = sum(entry.match is not None for entry in self._entries.values())
+        if len(self._matches) != num_sharing:
+            raise AssertionError(f"{len(self._matches)} matches are kept of {num_sharing} waiting requests that share")
         if any(first >= second for first, second in itertools.pairwise(self._ranked)):
             raise AssertionError("the waiting requests are out of order")
         placed = [rank[-1].state.request_id for rank in self._ranked] + list(self._unranked)
@@ -246,7 +238,7 @@ class WaitingQueue:
             if place == len(self._ranked):
                 return
             entry = self._ranked[place][-1]
-            if entry.match is not None and self._matches is not None and not self._matches.is_exact(entry.match):
+            if entry.match is not None and not self._matches.is_exact(entry.match):
                 self._unrank([entry])
                 continue
             yielded.add(entry.sequence)
@@ -254,10 +246,9 @@ class WaitingQueue:
 
     def _settle(self) -> None:
         """Put every request where it belongs now. What a rule of one's own raises leaves the rest still to be put."""
-        if self._matches is not None:
-            self._unrank_matches(self._matches.refresh_losses())
-            if self._left and self._epoch_of_left != self._matches.epoch:
-                self._forget_evicted_left(self._matches.epoch)
+        self._unrank_matches(self._matches.refresh_losses())
+        if self._left and self._epoch_of_left != self._matches.epoch:
+            self._forget_evicted_left(self._matches.epoch)
         policy, context = self._policy, self._context
         ranked_at = (
             policy.reads_passes and self._num_passes,
@@ -321,10 +312,8 @@ class WaitingQueue:
         self._left, self._epoch_of_left = kept, epoch
 
     def _depth_first_keys(self) -> dict[int, int]:
-        """Each entry's place in the order of dfs-weight, by its sequence number; none where nothing is shared."""
+        """The place in the order of dfs-weight of each entry that shares, by its sequence number."""
         matches = self._matches
-        if matches is None:
-            return {}
         left = [each._replace(peek=peek) for each in self._left if (peek := each.peek.followed()) is not None]
         assert len(left) == len(self._left), "those whose prefix was evicted are forgotten before"
         waiting = [

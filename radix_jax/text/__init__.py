@@ -1,4 +1,4 @@
-"""Text: tokenizers, chat templates and the incremental detokenizer."""
+"""Text: tokenizers, chat templates, the incremental detokenizer and stop strings."""
 
 from radix_jax.text.chat import ChatTemplate
 from radix_jax.text.detokenizer import IncrementalDetokenizer
@@ -6,6 +6,7 @@ from radix_jax.text.errors import TextError
 from radix_jax.text.foreign import AnyTokenizer, ForeignTokenizer, as_tokenizer
 from radix_jax.text.loading import load_tokenizer
 from radix_jax.text.logprobs import with_decoded_tokens
+from radix_jax.text.stop_text import StopText
 from radix_jax.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "ChatTemplate",
     "ForeignTokenizer",
     "IncrementalDetokenizer",
+    "StopText",
     "TextError",
     "Tokenizer",
     "as_tokenizer",

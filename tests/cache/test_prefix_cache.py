@@ -286,3 +286,19 @@ def test_a_rule_that_raises_loses_no_page():
         broken = True
     assert cache.pool.num_free == 1, "the tail"
     assert cache.num_evicted_pages == 3
+
+
+def test_what_nobody_holds_is_dropped_and_no_eviction() -> None:
+    cache = PrefixCache(RadixTree(page_size=2), PagePool(20))
+    cache.tree.insert_prefix([1, 2, 3, 4, 5, 6], cache.allocate(3))
+    cache.tree.insert_prefix([1, 2, 7, 8], cache.allocate(2), namespace="other")
+    held = cache.match_prefix([1, 2, 3, 4]).handle
+    cache.lock(held)
+    cache.drop_unlocked()
+    cache.check_integrity()
+    assert cache.match_len([1, 2, 3, 4, 5, 6]) == 4
+    assert cache.match_len([1, 2, 7, 8], "other") == 0
+    assert (cache.pool.num_free, cache.num_evicted_tokens) == (17, 0)
+    cache.unlock(held)
+    cache.drop_unlocked()
+    assert cache.pool.num_free == 19

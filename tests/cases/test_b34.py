@@ -1,8 +1,9 @@
 """A seed gives the same text whatever the batch, the row, the order and the cache; other seeds give others."""
 
+import dataclasses
+
 import numpy as np
-import pytest
-from tiny import generate, tiny_engine, token_ids
+from tiny import generate, samples, tiny_engine, token_ids
 
 from radix_jax import SamplingParams
 
@@ -55,6 +56,20 @@ def test_requests_without_a_seed_differ_from_each_other() -> None:
     assert len({tuple(ids) for ids in outputs}) == 4
 
 
-def test_several_samples_are_not_built_yet() -> None:
-    with pytest.raises(NotImplementedError, match=r"SamplingParams\.n=4 is not built yet"):
-        SamplingParams(n=4, seed=7)
+def test_four_samples_of_one_seed() -> None:
+    """Not all equal, the same four in the same order again, and no sibling stops when the first one ends."""
+    engine = tiny_engine()
+    before = engine.stats()
+    params = SamplingParams(temperature=1.0, max_tokens=30, seed=7, n=4)
+    [first], [again] = generate(engine, [PROMPT], params), generate(engine, [PROMPT], params)
+    ids = samples(first)
+    assert len({tuple(each) for each in ids}) == 4
+    assert samples(again) == ids
+    assert [each.finish_reason for each in first.outputs] == ["length"] * 4
+    assert engine.stats().num_prompt_tokens - before.num_prompt_tokens == 2 * len(PROMPT)
+    # Sample 2 is scripted to end at its fifth token, which no other one says in its first thirty.
+    [stop_id] = {ids[2][4]} - {token_id for index in (0, 1, 3) for token_id in ids[index]} - set(ids[2][:4])
+    [ended] = generate(engine, [PROMPT], dataclasses.replace(params, stop_token_ids=[stop_id]))
+    assert samples(ended) == [ids[0], ids[1], ids[2][:5], ids[3]]
+    assert [each.finish_reason for each in ended.outputs] == ["length", "length", "stop", "length"]
+    assert ended.prompt_token_ids == PROMPT

@@ -2,8 +2,10 @@
 
 import pytest
 from tiny import SMALL, counting_llama, greedy
+from tiny_llm import letter_core
 
-from radix_jax import Engine, EngineConfig, SamplingParams
+from radix_jax import LLM, Engine, EngineConfig, SamplingParams
+from radix_jax.text import StopText, Tokenizer
 
 EOS_ID = 9
 ENDS = {
@@ -30,6 +32,22 @@ def test_streamed(engine: Engine, end: str) -> None:
     assert [state.outputs[0].stop_reason for state in states] == [None] * (len(ids) - 1) + [stop_id]
     assert [state.finished for state in states] == [False] * (len(ids) - 1) + [True]
     assert not engine.has_unfinished()
+
+
+def test_streamed_to_a_stop_string() -> None:
+    """Ids are letters; the one that completes the string is the last."""
+    tokenizer = Tokenizer(letter_core())
+    with LLM(counting_llama(), tokenizer=tokenizer, **SMALL) as llm:
+        text = StopText(tokenizer, [tokenizer.decode([8, 9])])
+        states, pieces = [], []
+        sampling = greedy(20, stop=tokenizer.decode([8, 9]))
+        for state in llm.engine.stream([5], sampling, finish_check=lambda _, ids: text.push(ids)):
+            states.append(state)
+            pieces.append(text.take() if not state.finished else text.finish())
+    assert [state.outputs[0].token_ids for state in states] == [[6], [6, 7], [6, 7, 8], [6, 7, 8, 9]]
+    assert [state.outputs[0].finish_reason for state in states] == [None, None, None, "stop"]
+    assert [state.outputs[0].stop_reason for state in states] == [None, None, None, tokenizer.decode([8, 9])]
+    assert pieces == [tokenizer.decode([6]), tokenizer.decode([7]), "", ""]
 
 
 def test_in_steps_of_many_requests(engine: Engine) -> None:

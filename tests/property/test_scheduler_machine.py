@@ -1,18 +1,19 @@
 """Random arrivals, aborts, time-outs, locks of others and steps in small pools: every request ends once, with its
 tokens, and no page is lost."""
 
+import dataclasses
 from collections import deque
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduling import FakeModel, RequestMaker, expected_output, make_scheduler
+from scheduling import FakeModel, RequestMaker, expected_output, make_scheduler, samples_of
 
 from radix_jax.cache import OutOfPages, PagePool, PrefixCache, PrefixHandle, RadixTree
 from radix_jax.config import SCHEDULE_POLICIES
 from radix_jax.plan import StepPlan
-from radix_jax.request import Request
+from radix_jax.request import FinishAt, Request
 from radix_jax.scheduler import QueueFull, RequestState
 
 QUEUE_TIMEOUT_S, RUN_TIMEOUT_S = 25.0, 40.0
@@ -22,6 +23,21 @@ WORDS = tuple(tuple(range(10 * i, 10 * i + length)) for i, length in enumerate((
 PROMPTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(
     lambda words: [id for word in words for id in word]
 )
+
+
+class EndsAtMultiples:
+    """A check that ends a sample at the first id of which `divisor` is a divisor, and fails at others if told to."""
+
+    def __init__(self, divisor: int, failing_id: int):
+        self._divisor, self._failing_id = divisor, failing_id
+
+    def __call__(self, index: int, new_ids: list[int]) -> FinishAt | None:
+        for num_ids, token_id in enumerate(new_ids, 1):
+            if token_id == self._failing_id:
+                raise ZeroDivisionError
+            if token_id % self._divisor == 0:
+                return FinishAt(num_ids, "multiple")
+        return None
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -85,6 +101,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.locked: list[PrefixHandle] = []
         self.came: dict[str, float] = {}
         self.admitted: dict[str, float] = {}
+        self.prompts: dict[int, int] = {}  # of admitted requests, by arrival
 
     @rule(
         prompt=PROMPTS,
@@ -95,6 +112,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         needs_values=st.booleans(),
         routing_key=st.sampled_from((None, "x", 1)),
+        finish_check=st.sampled_from((None, None, EndsAtMultiples(7, -1), EndsAtMultiples(11, 5))),
+        num_samples=st.sampled_from((1, 1, 2, 4)),
     )
     @precondition(lambda self: len(self.unfinished) < MOST_UNFINISHED)
     def add(
@@ -107,6 +126,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos: bool,
         needs_values: bool,
         routing_key: str | int | None,
+        finish_check: EndsAtMultiples | None,
+        num_samples: int,
     ) -> None:
         request = self.make(
             prompt,
@@ -117,19 +138,22 @@ class SchedulerMachine(RuleBasedStateMachine):
             ignore_eos=ignore_eos,
             needs_values=needs_values,
             routing_key=routing_key,
+            finish_check=finish_check,
         )
+        samples = samples_of(request, num_samples)
         num_pages = -(-(len(prompt) + max_tokens - 1) // self.page_size)
         try:
-            self.scheduler.add(request, self.now)
+            self.scheduler.add_samples(samples, self.now)
         except ValueError:
-            assert num_pages > self.num_usable_pages
+            assert num_pages > self.num_usable_pages or num_samples > (self.max_queued_requests or num_samples)
         except QueueFull:
             assert self.max_queued_requests is not None
-            assert self.scheduler.num_waiting >= self.max_queued_requests
+            assert self.scheduler.num_waiting + num_samples > self.max_queued_requests
         else:
             assert num_pages <= self.num_usable_pages
-            self.unfinished[request.request_id] = request
-            self.came[request.request_id] = self.now
+            for sample in samples:
+                self.unfinished[sample.request_id] = sample
+                self.came[sample.request_id] = self.now
 
     @rule(data=st.data())
     @precondition(lambda self: self.unfinished)
@@ -143,15 +167,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now += seconds
         late = set()
         for request_id in self.unfinished if self.has_timeouts else ():
-            if request_id in self.admitted:
-                is_late = self.now >= self.admitted[request_id] + RUN_TIMEOUT_S
+            first_id = request_id.partition(".")[0]  # of the request, whose first admission counts for all its samples
+            if first_id in self.admitted:
+                is_late = self.now >= self.admitted[first_id] + RUN_TIMEOUT_S
             else:
                 is_late = self.now >= self.came[request_id] + QUEUE_TIMEOUT_S
             if is_late:
                 late.add(request_id)
         expired = self.scheduler.expire(self.now)
         assert {state.request_id for state in expired} == late
-        self.num_timed_out += len(late)
+        self.num_timed_out += len({request_id.partition(".")[0] for request_id in late})
         for state in expired:
             self._note_abort(state)
 
@@ -159,7 +184,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         request = self.unfinished.pop(state.request_id)
         assert state.finish_reason == "abort"
         output = state.output_ids.tolist()
-        assert output == expected_output(request)[: len(output)]
+        endless = dataclasses.replace(request, finish_check=None)
+        assert output == expected_output(endless)[: len(output)]
         self.num_ended += 1
 
     @rule(prompt=PROMPTS)
@@ -195,7 +221,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for row in plan.rows:
             assert row.source is None or (self.in_flight and not row.request.needs_values)
             assert plan.num_steps == 1 or not row.request.needs_values
-            self.admitted.setdefault(row.request.request_id, self.now)
+            self.admitted.setdefault(row.request.request_id.partition(".")[0], self.now)
+            self.prompts[row.request.arrival] = row.request.prompt_len
         self.in_flight.append((plan, self.model.run(plan)))
 
     @rule()
@@ -205,9 +232,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         for state in self.scheduler.commit(plan, tokens):
             if state.finish_reason is None:
                 continue
-            request = self.unfinished.pop(state.request_id)
-            assert state.output_ids.tolist() == expected_output(request)
-            assert state.finish_reason == ("stop" if state.output_ids[-1] in request.stop_ids else "length")
+            if state.stop_reason == "finish_check: ZeroDivisionError: ":
+                self._note_abort(state)
+                continue
+            request, output = self.unfinished.pop(state.request_id), state.output_ids.tolist()
+            assert output == expected_output(request)
+            if output[-1] in request.stop_ids:
+                assert (state.finish_reason, state.stop_reason) == ("stop", output[-1])
+            elif request.finish_check is not None and request.finish_check(0, output[-1:]):
+                assert (state.finish_reason, state.stop_reason) == ("stop", "multiple")
+            else:
+                assert (state.finish_reason, state.stop_reason) == ("length", None)
             self.num_ended += 1
 
     @invariant()
@@ -235,6 +270,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stats = self.scheduler.stats
         assert stats.num_finished + stats.num_aborted == self.num_ended
         assert stats.num_timed_out == self.num_timed_out
+        assert stats.num_prompt_tokens == sum(self.prompts.values()), "a prompt counts once, however many its samples"
         assert self.scheduler.cache.num_available == self.num_usable_pages
         self.scheduler.cache.reset()
         assert self.scheduler.cache.pool.num_free == self.num_usable_pages

@@ -8,7 +8,7 @@ from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.cache.radix_tree import RadixTree
 from radix_jax.request import Request, SamplingParams
 from radix_jax.scheduler.policy import make_policy
-from radix_jax.scheduler.request_state import RequestState
+from radix_jax.scheduler.request_state import RequestState, SampleGroup
 from radix_jax.scheduler.waiting import WaitingQueue
 
 PAGE_SIZE = 4
@@ -178,10 +178,11 @@ def test_one_look_up_for_many_computing(num_computing: int) -> None:
     assert not case.waits([*range(8), *[999] * 5])
 
 
-def test_nothing_is_shared_without_a_cache() -> None:
-    queue = WaitingQueue(make_policy("dfs-weight"), None)
+def test_who_shares_nothing_waits_for_nobody() -> None:
     case = Case()
-    states = [case.state(range(24)), case.state(range(24))]
+    queue = WaitingQueue(make_policy("dfs-weight"), case.cache)
+    group = SampleGroup(None, shares=False)
+    states = [RequestState(case.state(range(24)).request, PAGE_SIZE, 0.0, group) for _ in range(2)]
     queue.note_computing(states[0])
     for state in states[::-1]:
         queue.add(state)

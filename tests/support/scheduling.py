@@ -1,5 +1,6 @@
 """Schedulers to drive without a device: a model whose KV is real enough to tell a wrong page, and its oracle."""
 
+import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -12,7 +13,7 @@ from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.cache.radix_tree import RadixTree
 from radix_jax.config import SchedulerLimits
 from radix_jax.plan import PageCopy, StepPlan
-from radix_jax.request import Request, SamplingParams
+from radix_jax.request import FinishCheck, Request, SamplingParams
 from radix_jax.scheduler import Buckets, RequestState, Scheduler
 
 VOCAB_SIZE = 50
@@ -71,6 +72,7 @@ class RequestMaker:
         ignore_eos: bool = False,
         needs_values: bool = False,
         routing_key: Hashable = None,
+        finish_check: FinishCheck | None = None,
     ) -> Request:
         arrival = next(self._arrivals)
         return Request(
@@ -85,15 +87,25 @@ class RequestMaker:
             priority=priority,
             needs_values=needs_values,
             routing_key=routing_key,
+            finish_check=finish_check,
         )
+
+
+def samples_of(request: Request, num_samples: int) -> list[Request]:
+    """The samples of a request, as an engine makes them."""
+    others = (
+        dataclasses.replace(request, request_id=f"{request.request_id}.{index}", sample_index=index)
+        for index in range(1, num_samples)
+    )
+    return [request, *others]
 
 
 class FakeModel:
     """Runs plans on a pool whose KV of a token is a number made from all ids up to it.
 
-    It continues from the KV that the page table names, and the next token depends on all KV of the row. So a page that
-    was overwritten, freed too early or named wrongly shows in the output. Of a copied page it takes only the tokens
-    that the plan names.
+    It continues from the KV that the page table names, and the next token depends on all KV of the row and on the index
+    of the sample. So a page that was overwritten, freed too early or named wrongly shows in the output. Of a copied
+    page it takes only the tokens that the plan names.
     """
 
     def __init__(self, num_pages: int, page_size: int):
@@ -133,7 +145,10 @@ class FakeModel:
         assert len(np.unique(all_written)) == len(all_written), "two rows write the same slot"
         assert all_written.min() >= self._page_size, "the null page is written"
         return np.array(
-            [_next_token(self._kv[self._slots(row.pages, row.end + step)]) if row.samples else -1 for row in plan.rows],
+            [
+                _next_token(self._kv[self._slots(row.pages, row.end + step)], row.request) if row.samples else -1
+                for row in plan.rows
+            ],
             np.int32,
         )
 
@@ -148,13 +163,14 @@ class FakeModel:
 
 
 def expected_output(request: Request) -> list[int]:
-    """What `FakeModel` generates for a request, computed from its ids alone."""
+    """What `FakeModel` generates for a request, computed from its ids alone. Its finish_check must have no memory."""
     ids, output = request.token_ids, []
     kv = _kv_of(ids, 0, np.uint64(0))
     while True:
-        token = _next_token(kv)
+        token = _next_token(kv, request)
         output.append(token)
-        if token in request.stop_ids or len(output) == request.max_tokens:
+        is_last = request.finish_check is not None and request.finish_check(request.sample_index, [token]) is not None
+        if is_last or token in request.stop_ids or len(output) == request.max_tokens:
             return output
         kv = np.append(kv, _kv_of(np.array([token], np.int32), len(kv), kv[-1]))
 
@@ -262,8 +278,8 @@ def _kv_of(ids: np.ndarray, start: int, before: np.uint64) -> np.ndarray:
     return np.cumsum((ids.astype(np.uint64) + np.uint64(1)) * _weights(start, len(ids)), dtype=np.uint64) + before
 
 
-def _next_token(kv: np.ndarray) -> int:
-    mixed = int(np.bitwise_xor.reduce(kv * _weights(0, len(kv))))
+def _next_token(kv: np.ndarray, request: Request) -> int:
+    mixed = int(np.bitwise_xor.reduce(kv * _weights(0, len(kv)))) + request.sample_index
     return ((mixed * _FACTOR & _MASK) >> 40) % VOCAB_SIZE
 
 

@@ -72,9 +72,15 @@ def module_of(config: LlamaConfig, weights: dict[Any, Any]) -> Llama:
 
 def counting_llama() -> Llama:
     """A Llama whose next token is the one before plus 1, modulo its vocabulary of 64, whatever came earlier."""
+    return following_llama([*range(1, 64), 0])
+
+
+def following_llama(following: Sequence[int]) -> Llama:
+    """A Llama that says following[i] after token i, whatever came earlier; its vocabulary is as long."""
+    size = len(following)
     config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
+        vocab_size=size,
+        hidden_size=size,
         intermediate_size=16,
         num_layers=1,
         num_heads=2,
@@ -83,7 +89,7 @@ def counting_llama() -> Llama:
         max_position_embeddings=MAX_LEN,
     )
     weights = jax.tree.map(jnp.zeros_like, random_weights(config))
-    weights |= {"embed": jnp.eye(64), "norm": jnp.ones(64), "head": jnp.roll(jnp.eye(64), 1, axis=1)}
+    weights |= {"embed": jnp.eye(size), "norm": jnp.ones(size), "head": jnp.eye(size)[jnp.array(following)]}
     return module_of(config, weights)
 
 
@@ -107,6 +113,31 @@ def dense_greedy(prompt: Sequence[int] | np.ndarray, num_tokens: int, module: Ll
         assert first - second > MIN_TOP2_GAP, f"the two best tokens at place {end} are {first - second} apart"
         ids[end : end + 1] = logits.argmax()
     return ids[len(prompt) : len(prompt) + num_tokens].tolist()
+
+
+def dense_drawn(
+    prompt: Sequence[int] | np.ndarray, num_tokens: int, seed: int, sample_index: int = 0, module: Llama | None = None
+) -> list[int]:
+    """What sampling at temperature 1 gives: the argmax of logits + Gumbel noise, each token from the whole sequence.
+
+    The noise comes from seed, sample index and position alone. Refuses what hangs on rounding.
+    """
+    logits_of = dense_logits(module or tiny_llama())
+    ids = np.zeros(MAX_LEN, np.int32)
+    ids[: len(prompt)] = prompt
+    for end in range(len(prompt), len(prompt) + num_tokens):
+        logits = np.asarray(logits_of(jnp.asarray(ids)))[end - 1]
+        drawn = logits + _noise(seed, sample_index, end, len(logits))
+        second, first = np.sort(drawn)[-2:]
+        assert first - second > MIN_TOP2_GAP, f"the two best tokens at place {end} are {first - second} apart"
+        ids[end : end + 1] = drawn.argmax()
+    return ids[len(prompt) : len(prompt) + num_tokens].tolist()
+
+
+def _noise(seed: int, sample_index: int, position: int, num: int) -> np.ndarray:
+    key = jax.random.wrap_key_data(np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32), impl="threefry2x32")
+    key = jax.random.fold_in(jax.random.fold_in(key, sample_index), position)
+    return np.asarray(jax.random.gumbel(key, (num,), jnp.float32))
 
 
 def random_prompts(num: int, *, lens: Sequence[int] = (1, 90), num_stems: int = 0, seed: int = 0) -> list[np.ndarray]:
@@ -144,6 +175,11 @@ def tiny_engine(module: Llama | None = None, **fields: Any) -> Engine:
     return engine
 
 
+def drawn(max_tokens: int, seed: int | None, **fields: Any) -> SamplingParams:
+    """SamplingParams of temperature 1."""
+    return SamplingParams(temperature=1.0, max_tokens=max_tokens, seed=seed, **fields)
+
+
 def greedy(max_tokens: int, **fields: Any) -> SamplingParams:
     """SamplingParams of temperature 0."""
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, **fields)
@@ -177,6 +213,12 @@ def generate(
 def token_ids(outputs: Sequence[RequestOutput]) -> list[list[int]]:
     """The output ids of each request."""
     return [output.outputs[0].token_ids for output in outputs]
+
+
+def samples(output: RequestOutput) -> list[list[int]]:
+    """The ids of each sample."""
+    assert [completion.index for completion in output.outputs] == list(range(len(output.outputs)))
+    return [completion.token_ids for completion in output.outputs]
 
 
 def assert_idle(engine: Engine) -> None:

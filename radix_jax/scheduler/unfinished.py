@@ -1,0 +1,113 @@
+"""Unfinished: the requests that wait or run. How they come, get their tokens, and end."""
+
+import types
+from collections.abc import Mapping, Sequence
+
+from radix_jax.cache.prefix_cache import PrefixCache
+from radix_jax.request import Request
+from radix_jax.scheduler.prefill import Prefill
+from radix_jax.scheduler.request_state import RequestState, SampleGroup
+from radix_jax.scheduler.running import RunningBatch
+from radix_jax.scheduler.stats import SchedulerStats
+from radix_jax.scheduler.timeline import Timelines
+from radix_jax.scheduler.waiting import WaitingQueue
+
+
+class Unfinished:
+    """The samples of all requests that came and did not end yet.
+
+    enable_prefix_cache: False shares KV among the samples of one request alone, and drops it when the last one ends.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        waiting: WaitingQueue,
+        running: RunningBatch,
+        prefill: Prefill,
+        timelines: Timelines,
+        *,
+        enable_prefix_cache: bool,
+    ):
+        self._cache = cache
+        self._waiting = waiting
+        self._running = running
+        self._prefill = prefill
+        self._timelines = timelines
+        self._enable_prefix_cache = enable_prefix_cache
+        self._states: dict[str, RequestState] = {}
+
+    @property
+    def states(self) -> Mapping[str, RequestState]:
+        """Them by id; read-only."""
+        return types.MappingProxyType(self._states)
+
+    def add(self, requests: Sequence[Request], now: float, stats: SchedulerStats) -> list[RequestState]:
+        """Queue the samples of one request: all of them or, where that raises, none.
+
+        Raises:
+            TypeError: as `WaitingQueue.add`, and what a rule of one's own raises.
+        """
+        group = self._new_group(requests)
+        states = [RequestState(request, self._cache.page_size, now, group) for request in requests]
+        queued: list[RequestState] = []
+        try:
+            for state in states:
+                state.ticket = self._waiting.add(state, stats.num_prefill_tokens)
+                queued.append(state)
+        except Exception:
+            for state in queued:
+                self._waiting.remove(state.request_id)
+            raise
+        self._timelines.at(now)
+        for state in states:
+            self._states[state.request_id] = state
+            self._timelines.begin(state.request_id, state.request.priority)
+        self._prefill.retry()
+        return states
+
+    def append(self, state: RequestState, token_ids: list[int], stats: SchedulerStats) -> None:
+        """Append tokens up to the sample's end. There, share the output too: its nodes begin at the prompt's last full
+        page. The last token has no KV that anybody may count on."""
+        stats.num_output_tokens += state.append_tokens(token_ids)
+        if state.finish_reason is None:
+            return
+        self._running.share(state, state.num_tokens - 1)
+        self._running.leave(state)
+        if state.finish_reason == "abort":
+            self._end(state, str(state.stop_reason))
+            stats.num_aborted += 1
+        else:
+            self._end(state, state.finish_reason)
+            stats.num_finished += 1
+
+    def abort(self, state: RequestState, limit: str | None, stats: SchedulerStats) -> None:
+        """End a sample early; limit: the time-out that did."""
+        if state.request_id in self._waiting:
+            self._waiting.remove(state.request_id)
+        else:
+            self._running.leave(state)
+        state.finish_reason, state.stop_reason = "abort", limit
+        self._end(state, limit or "abort")
+        stats.num_aborted += 1
+
+    def clear(self) -> None:
+        """Forget all; their pages were given back."""
+        self._states.clear()
+        self._timelines.end_all("dropped")
+        self._prefill.retry()
+
+    def _new_group(self, requests: Sequence[Request]) -> SampleGroup:
+        shares = self._enable_prefix_cache
+        if shares or len(requests) == 1:
+            return SampleGroup(requests[0].namespace, shares=shares, num_samples=len(requests))
+        return SampleGroup(object(), num_samples=len(requests))  # a namespace that nobody else can have
+
+    def _end(self, state: RequestState, reason: str) -> None:
+        """Forget a sample that neither waits nor runs any more."""
+        del self._states[state.request_id]
+        self._prefill.retry()
+        self._timelines.end(state.request_id, reason)
+        state.group.num_unfinished -= 1
+        if not self._enable_prefix_cache and state.group.shares and not state.group.num_unfinished:
+            self._cache.drop_unlocked()
