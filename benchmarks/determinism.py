@@ -1,7 +1,7 @@
 """What deterministic=True costs: python -m benchmarks.determinism [--rounds 3] [--json]
 
-The offline workloads on SmolLM2-135M, through an engine of each kind in turn, everything compiled before. A ratio is the
-median, over the rounds, of the seconds of the deterministic engine over those of the usual one right before it.
+The offline workloads on SmolLM2-135M, through an engine of each kind in turn, everything compiled before. A ratio is
+the median, over the rounds, of the seconds of the deterministic engine over those of the usual one right before it.
 """
 
 import argparse

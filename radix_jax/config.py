@@ -120,8 +120,7 @@ class EngineConfig:
     record: file to write each request to when it ends, for `radix-jax replay`; an older file is replaced.
 
     Raises:
-        ValueError: a value out of its range, with the rule and the value.
-        NotImplementedError: a setting that is promised and not built yet.
+        ValueError: a value out of its range, or two that don't go together, with the rule and the value.
     """
 
     page_size: int = 16

@@ -34,7 +34,6 @@ class Engine:
 
     Raises:
         TypeError, ValueError: model, params and config don't fit each other, or the record can't be written.
-        NotImplementedError: a setting that is promised and not built yet.
     """
 
     def __init__(

@@ -44,7 +44,8 @@ class SamplingParams:
     top_p: keep the smallest set of most likely tokens whose probability reaches top_p.
     min_p: drop tokens less likely than min_p times the most likely one.
     max_tokens: output tokens at most; None is up to the context.
-    min_tokens: output tokens at least: before them no id that would end the request is chosen, and no stop string counts.
+    min_tokens: output tokens at least: before them no id that would end the request is chosen, and no stop string
+        counts.
     stop: strings of which the first to be complete in the text ends it, in front of that string; for LLM, which knows
         text. Of those complete at the same character the one listed first counts. The ids keep the token that did it.
     include_stop_str_in_output: the text keeps the stop string.

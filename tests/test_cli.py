@@ -180,7 +180,7 @@ def test_help_lists_the_commands(run: Run) -> None:
     [
         (["--page-size", "0"], "page_size=0 is below its least value 1"),
         (["--temperature", "-1"], "temperature=-1.0 is outside"),
-        (["--deterministic"], "deterministic=True is not built yet"),
+        (["--deterministic", "--page-size", "24"], "page_size=24, and deterministic=True cuts attention"),
         (["--schedule-policy", "best"], "schedule_policy='best' is not one of"),
         (["--max-model-len", "1000"], "max_model_len=1000 exceeds the 128 positions"),
         (["--max-prefill-tokens", "2"], "max_prefill_tokens=2 is below page_size=4"),

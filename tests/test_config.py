@@ -76,17 +76,6 @@ def test_what_is_out_of_range_is_said(fields: dict[str, Any], message: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"deterministic": True}, "deterministic=True is not built yet; leave it False"),
-    ],
-)
-def test_what_is_not_built_names_itself(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(NotImplementedError, match=message):
-        EngineConfig(**fields)
-
-
-@pytest.mark.parametrize(
     "policy",
     ["lpm", "fcfs", "dfs-weight", "hrrn", "shortest-prefill-first", "lof", "random", "routing-key", "priority"],
 )

@@ -13,8 +13,8 @@ from tiny import TINY, assert_idle, finish, generate, module_of, random_prompts,
 from radix_jax import EngineConfig, RequestOutput, SamplingParams
 from radix_jax.models.llama import Llama
 
-NUM_TOKENS = 12
-PROMPTS = random_prompts(20, lens=(1, 110), num_stems=3, seed=40)
+NUM_TOKENS = 8
+PROMPTS = random_prompts(14, lens=(1, 110), num_stems=3, seed=40)
 SAMPLINGS = [
     SamplingParams(temperature=(0.0, 1.0, 0.7)[i % 3], top_p=0.95, seed=i, max_tokens=NUM_TOKENS, logprobs=5)
     for i in range(len(PROMPTS))
@@ -23,8 +23,11 @@ SAMPLINGS = [
 WIDE = dataclasses.replace(TINY, hidden_size=200, intermediate_size=328, num_heads=6, head_dim=24, vocab_size=1000)
 WAYS: list[dict[str, Any]] = [
     {},
-    {"enable_prefix_cache": False},
     {"page_size": 1, "num_pages": 6400},
+    {"num_pages": 61, "page_size": 2, "mixed_steps": True},
+]
+SLOW_WAYS: list[dict[str, Any]] = [
+    {"enable_prefix_cache": False},
     {"page_size": 16, "num_pages": 400},
     {"page_size": 64, "num_pages": 100},
     {"partial_pages": False},
@@ -33,8 +36,7 @@ WAYS: list[dict[str, Any]] = [
     {"overlap": False},
     {"schedule_policy": "random"},
     {"max_running_requests": 3},
-    {"num_pages": 81},
-    {"num_pages": 61, "page_size": 2, "mixed_steps": True},
+    {"num_pages": 61},
 ]
 
 
@@ -68,7 +70,9 @@ def alone(dtype: str) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize(
-    "fields", WAYS, ids=lambda fields: "-".join(f"{name}={value}" for name, value in fields.items()) or "cached"
+    "fields",
+    [*WAYS, *(pytest.param(way, marks=pytest.mark.slow) for way in SLOW_WAYS)],
+    ids=lambda fields: "-".join(f"{name}={value}" for name, value in fields.items()) or "cached",
 )
 def test_together_twice(fields: dict[str, Any], dtype: str, alone: list[list[Any]]) -> None:
     engine = tiny_engine(model(dtype), deterministic=True, **fields)
