@@ -250,12 +250,12 @@ def interrupt_at(call: int, run: Callable[..., Any], when: str, lose: Callable[[
     """`run`, but at its `call`-th call a Ctrl-C comes before it, or after it and after `lose`."""
     num_calls = 0
 
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args: Any, **named: Any) -> Any:
         nonlocal num_calls
         num_calls += 1
         if num_calls == call and when == "before":
             signal.raise_signal(signal.SIGINT)
-        result = run(*args)
+        result = run(*args, **named)
         if num_calls == call and when == "after":
             lose()
             signal.raise_signal(signal.SIGINT)
