@@ -145,6 +145,13 @@ def test_a_packer_packs_each_plan_as_a_new_one_would() -> None:
             np.testing.assert_array_equal(array, other)
 
 
+def test_the_same_requests_in_other_seats() -> None:
+    """As after a retraction: all else of the sampling values is as it was."""
+    packer, row = make_packer(), make_row(3, [5], [8], seat=1, presence_penalty=0.5)
+    assert packer.pack(make_plan("decode", [row], 4)).sampling.seat.tolist() == [1, 0, 0, 0]
+    assert packer.pack(make_plan("decode", [row._replace(seat=2)], 4)).sampling.seat.tolist() == [2, 0, 0, 0]
+
+
 def test_sampling_rows() -> None:
     rows = [
         make_row(3, [5], [8], temperature=0.5, top_k=7, top_p=0.9, min_p=0.25, seed=2**63 - 1),
