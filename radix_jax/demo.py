@@ -161,7 +161,7 @@ def _run(
     console.print("compiling …", style="dim")
     engine.warm_up()
     stats = engine.stats()
-    console.print(f"{stats.num_compiles} step shapes compiled in {stats.compile_s:.1f} s\n", style="dim")
+    console.print(f"{stats.num_compiles} programs compiled in {stats.compile_s:.1f} s\n", style="dim")
     snapshots: list[TreeSnapshot] = []
     parts = []
     for part in _parts(engine, tokenizer, script, snapshots.append):

@@ -59,7 +59,7 @@ def test_on_a_tiny_model(tmp_path: Path) -> None:
     assert f"{tmp_path.name} · 0.1M parameters · 2 layers" in shown
     assert str(tmp_path.parent) in shown
     assert "as float32 in" in shown
-    assert shown.count("4 step shapes compiled in") == 2
+    assert shown.count("5 programs compiled in") == 2
     for question in (*SHORT.questions, *SHORT.questions, *SHORT.turns):
         assert question in shown
     check_numbers(shown, 3, 2)

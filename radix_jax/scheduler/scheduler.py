@@ -244,7 +244,7 @@ class Scheduler:
             state = self._running.state_of(row) if row.samples else None
             if state is not None:
                 state.num_pending -= plan.num_steps
-                if state.logprobs is not None and logprobs is not None:
+                if logprobs is not None and state.logprobs is not None:
                     state.logprobs.append(new_tokens[0], logprobs, place)
                 self._unfinished.append(state, new_tokens, self._stats)
                 changed.append(state)

@@ -51,7 +51,7 @@ def test_prefill_is_the_minimum_at_page_size_1(workload: str, model: Llama) -> N
     assert measured.prefill_computed == expected.min_prefill
     assert measured.prompt_tokens == expected.prompt_tokens
     assert measured.output_tokens == expected.output_tokens
-    assert measured.compiles == 4
+    assert measured.compiles == 5
     assert measured.compiles_timed == 0
     assert 0 <= measured.padding_waste < 1
     assert measured.peak_rss_bytes > 50e6
