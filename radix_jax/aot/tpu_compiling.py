@@ -65,7 +65,7 @@ class TpuProgram:
 def check_libtpu() -> None:
     """Raise ImportError, with what to install, unless libtpu is there."""
     if importlib.util.find_spec(_LIBTPU) is None:
-        raise ImportError("libtpu is not installed; run: pip install libtpu")
+        raise ImportError("libtpu is not installed; run: pip install 'radix_jax[aot-tpu]'")
 
 
 def abstract_tree(tree: Any) -> Any:
