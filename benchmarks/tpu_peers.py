@@ -17,10 +17,11 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_
 
 from radix_jax.pallas_kernels.paged_attention import paged_attention
 from radix_jax.pallas_kernels.paged_attention.tpu import attend_and_write_tpu, paged_attention_tpu
-from radix_jax.pallas_kernels.paged_attention.tpu_decode import compute_dtype, spec_of
-from radix_jax.pallas_kernels.paged_attention.tpu_extend_work import choose_extend_tiles
-from radix_jax.pallas_kernels.paged_attention.tpu_heads import HeadLayout
+from radix_jax.pallas_kernels.paged_attention.tpu_decode import spec_of
+from radix_jax.pallas_kernels.paged_attention.tpu_decode_spec import DecodeSpec
+from radix_jax.pallas_kernels.paged_attention.tpu_extend import extend_spec_of
 from radix_jax.pallas_kernels.paged_attention.tpu_tiles import CHIPS
+from radix_jax.pallas_kernels.paged_attention.tpu_write import write_kv_tpu
 
 _LANES = 128
 TABLE_LEN = 2048
@@ -101,23 +102,39 @@ def kernels_of(
 ) -> list[Measured]:
     """All kernels in all shapes that they are made for. generation: of the TPU. named: import.path:function of the
     contract."""
-    shapes = [("decode", shape) for shape in decode] + [("mixed", shape) for shape in mixed]
-    return [
-        kernel
-        for kind, shape in shapes
-        for kernel in (
-            our_decode(generation, shape) if kind == "decode" else our_mixed(generation, shape),
-            *_jax_kernels(kind, shape),
-            *_named(kind, shape, named, block_len),
-        )
-    ]
+    kernels: list[Measured] = []
+    for shape in decode:
+        kernels += our_decode(generation, shape), *_peers("decode", shape, named, block_len)
+    for shape in mixed:
+        kernels += our_mixed(generation, shape), our_write(shape), *_peers("mixed", shape, named, block_len)
+    return kernels
+
+
+def _peers(kind: str, shape: Shape, named: Sequence[str], block_len: int | None) -> Iterator[Measured]:
+    yield from _jax_kernels(kind, shape)
+    yield from _named(kind, shape, named, block_len)
 
 
 def our_decode(generation: str, shape: Shape) -> Measured:
     """Our decode kernel, which writes the new tokens."""
     q, pool, table, kv_lens, cu_q_lens = contract_args(shape)
     new = array((shape.num_rows, shape.num_kv_heads, shape.head_dim), shape.dtype)
-    spec = spec_of(
+    return Measured(
+        "ours",
+        "decode",
+        shape,
+        functools.partial(attend_and_write, generation),
+        (q, new, new, pool, table, kv_lens, cu_q_lens, array((shape.num_rows,))),
+        donate_argnums=(3,),
+        block_len=decode_spec(generation, shape).tiles.tile_len,
+        kv_write=True,
+    )
+
+
+def decode_spec(generation: str, shape: Shape) -> DecodeSpec:
+    """What our decode kernel is compiled for."""
+    q, pool, *_ = contract_args(shape)
+    return spec_of(
         q,
         pool,
         shape.pages_per_row,
@@ -128,16 +145,6 @@ def our_decode(generation: str, shape: Shape) -> Measured:
         is_scaled=False,
         writes=True,
         chip=CHIPS[generation],
-    )
-    return Measured(
-        "ours",
-        "decode",
-        shape,
-        functools.partial(attend_and_write, generation),
-        (q, new, new, pool, table, kv_lens, cu_q_lens, array((shape.num_rows,))),
-        donate_argnums=(3,),
-        block_len=spec.tiles.tile_len,
-        kv_write=True,
     )
 
 
@@ -152,28 +159,28 @@ def our_mixed(generation: str, shape: Shape) -> Measured:
     """Our kernel of chunks."""
     args = contract_args(shape)
     q, pool = args[:2]
-    layout = HeadLayout(shape.num_q_heads, shape.num_kv_heads, shape.head_dim, pool.shape[2])
-    tiles = choose_extend_tiles(
-        CHIPS[generation],
-        layout,
-        pool_dtype=pool.dtype,
-        compute_dtype=compute_dtype(q.dtype, pool.dtype),
-        out_dtype=q.dtype,
+    spec = extend_spec_of(
+        q,
+        pool,
+        shape.pages_per_row,
+        num_kv_heads=shape.num_kv_heads,
+        sliding_window=None,
+        logit_soft_cap=None,
         return_lse=False,
         max_q_len=shape.max_q_len,
-        table_len=shape.pages_per_row * shape.page_size,
+        chip=CHIPS[generation],
     )
     # A main loop's iteration is two steps; 128 query tokens are that many q tiles.
-    num_tiles = Q_LEN / tiles.tokens
+    num_tiles = Q_LEN / spec.tiles.tokens
     return Measured(
         "ours",
         "mixed",
         shape,
         functools.partial(attend, generation, shape.num_kv_heads, shape.max_q_len),
         args,
-        block_len=tiles.tile_len,
-        passes=layout.num_kv_heads * tiles.chunks_per_head / 2 * num_tiles,
-        runs_around=(math.ceil(shape.context / tiles.tile_len) * num_tiles,),
+        block_len=spec.tiles.tile_len,
+        passes=spec.num_steps / 2 * num_tiles,
+        runs_around=(math.ceil(shape.context / spec.tiles.tile_len) * num_tiles,),
     )
 
 
@@ -191,6 +198,20 @@ def attend(generation: str, num_kv_heads: int, max_q_len: int, *arrays: Any) -> 
         max_q_len=max_q_len,
         chip=CHIPS[generation],
     )
+
+
+def our_write(shape: Shape) -> Measured:
+    """Our kernel that writes the new tokens of a step of chunks, in front of the one above."""
+    pool = contract_args(shape)[1]
+    new = array((shape.num_tokens, shape.num_kv_heads, shape.head_dim), shape.dtype)
+    return Measured(
+        "ours", "write", shape, write, (pool, new, new, array((shape.num_tokens,))), donate_argnums=(0,), kv_write=True
+    )
+
+
+def write(*arrays: Any) -> jax.Array:
+    """The pool with the new tokens, by ours."""
+    return write_kv_tpu(*arrays, page_offset=0)
 
 
 def _jax_kernels(kind: str, shape: Shape) -> Iterator[Measured]:

@@ -11,9 +11,13 @@ bundles_per_seq: of a whole row of `context` tokens (a chunk is its last 128): o
   whose extra bundles start, mask and finish a row; for its other blocks the cheapest way; what the loops around it run
   for one row; and the row's share of what runs once a call. Where masked blocks have a loop of their own, they are
   counted as if they had none.
-matmul_share, vector_share: of the matrix and vector slots, over all bundles of the main loop.
-static_cycles: libtpu's own estimate of a call, with stalls, each loop whose trips it does not know run once (v6e and
-  v7x, where it can; else null).
+peak_share: of what the matrix units could multiply in bundles_per_512, what the scores and values of 512 tokens need.
+cycles_per_512: of our decode kernel, the cycles of 512 tokens of a row and all its kv heads by libtpu's own estimate,
+  which has stalls (v6e and v7x, else null). benchmarks/tpu_cycles.py tells how; by hand, for the shape of a row:
+      from benchmarks.tpu_cycles import item_cycles
+      item_cycles(tpu_target_of("v6e"), [Shape(page_size=128)])
+matmul_share, vector_share: of the slots of matrix and vector units, over all bundles of the main loop.
+bundles: of the whole code, each counted once; the others are null for kernels without a matmul.
 spills: stores of vector registers that the code lacked room for. vmem_mib: what XLA set aside for the kernel.
 kv_write: whether the kernel writes the new tokens' K and V too.
 
@@ -28,7 +32,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +43,13 @@ from rich.table import Table
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.tpu_peers import Measured, Shape, kernels_of
+from benchmarks.tpu_cycles import TOKENS, item_cycles
+from benchmarks.tpu_peers import Q_LEN, TABLE_LEN, Measured, Shape, kernels_of
 from radix_jax.aot.compiling import use_cpu
 from radix_jax.aot.tpu_bundles import Program
 from radix_jax.aot.tpu_compiling import TpuCompileError, TpuJob, compile_all
 from radix_jax.aot.tpu_report import TpuKernel
 from radix_jax.aot.tpu_targets import TpuTarget, tpu_target_of
-
-TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,11 @@ class StaticRow:
     head_dim: int
     context: int
     kv_write: bool
+    bundles: int
     bundles_per_512: int | None
     bundles_per_seq: int | None
+    peak_share: float | None
+    cycles_per_512: int | None
     spills: int
     fills: int
     vmem_mib: float
@@ -71,7 +77,6 @@ class StaticRow:
     main_loop_bundles: int
     matmul_share: float
     vector_share: float
-    static_cycles: int | None
     kv_dtype: str
     jax: str
     libtpu: str
@@ -104,7 +109,8 @@ MIXED_SHAPES = (
 
 def measure(target: TpuTarget, kernels: Sequence[Measured]) -> tuple[list[StaticRow], list[str]]:
     """(the rows, a line for each kernel that does not compile)."""
-    rows, refused = [], []
+    cycles, refused = _cycles(target, kernels)
+    rows = []
     # Shapes that differ in the context alone are one program.
     jobs = {kernel.program: TpuJob(kernel.fn, kernel.args, kernel.donate_argnums) for kernel in kernels}
     compiled = dict(zip(jobs, compile_all(target, [*jobs.values()]), strict=True))
@@ -114,11 +120,11 @@ def measure(target: TpuTarget, kernels: Sequence[Measured]) -> tuple[list[Static
             refused.append(f"{kernel.source} {kernel.kernel} {kernel.shape} on {target.name}: {_first_line(result)}")
         else:
             figures, program = max(zip(result.kernels, result.bundles, strict=True), key=lambda pair: pair[0].bundles)
-            rows.append(_row(target, kernel, figures, program))
+            rows.append(_row(target, kernel, figures, program, cycles.get(kernel.program)))
     return rows, refused
 
 
-def _row(target: TpuTarget, kernel: Measured, compiled: TpuKernel, program: Program) -> StaticRow:
+def _row(target: TpuTarget, kernel: Measured, compiled: TpuKernel, program: Program, cycles: int | None) -> StaticRow:
     shape = kernel.shape
     per_512, per_seq = _per_row(target, kernel, program)
     return StaticRow(
@@ -131,8 +137,11 @@ def _row(target: TpuTarget, kernel: Measured, compiled: TpuKernel, program: Prog
         head_dim=shape.head_dim,
         context=shape.context,
         kv_write=kernel.kv_write,
+        bundles=compiled.bundles,
         bundles_per_512=per_512,
         bundles_per_seq=per_seq,
+        peak_share=_peak_share(target, kernel, per_512),
+        cycles_per_512=cycles,
         spills=compiled.spills,
         fills=compiled.fills,
         vmem_mib=round(compiled.vmem_bytes / 2**20, 2),
@@ -140,11 +149,34 @@ def _row(target: TpuTarget, kernel: Measured, compiled: TpuKernel, program: Prog
         main_loop_bundles=compiled.main_loop_bundles,
         matmul_share=compiled.matmul_share,
         vector_share=compiled.vector_share,
-        static_cycles=compiled.static_cycles,
         kv_dtype=shape.kv_dtype,
         jax=jax.__version__,
         libtpu=importlib.metadata.version("libtpu"),
     )
+
+
+def _cycles(target: TpuTarget, kernels: Sequence[Measured]) -> tuple[dict[tuple[Any, ...], int], list[str]]:
+    """(cycles_per_512 by what names a program, a line for each shape for which libtpu does not tell)."""
+    # Of shapes that differ in the context alone an item is the same.
+    programs = {k.program: replace(k.shape, context=TABLE_LEN) for k in kernels if _has_cycles(k)}
+    told = item_cycles(target, [*programs.values()])
+    refused = [
+        f"cycles of {shape} on {target.name}: {_first_line(one)}"
+        for shape, one in told.items()
+        if isinstance(one, TpuCompileError)
+    ]
+    return {name: one for name, shape in programs.items() if isinstance(one := told.get(shape), int)}, refused
+
+
+def _has_cycles(kernel: Measured) -> bool:
+    return (kernel.source, kernel.kernel) == ("ours", "decode")
+
+
+def _peak_share(target: TpuTarget, kernel: Measured, per_512: int | None) -> float | None:
+    shape = kernel.shape
+    num_queries = 1 if kernel.kernel == "decode" else Q_LEN
+    flop = 4 * num_queries * TOKENS * shape.num_q_heads * shape.head_dim
+    return None if per_512 is None else round(flop / (per_512 * target.matmul_flop_per_cycle), 4)
 
 
 def _per_row(target: TpuTarget, kernel: Measured, program: Program) -> tuple[int | None, int | None]:

@@ -69,14 +69,14 @@ def aot(
     """Compile a model's steps for a GPU or TPU that is not there, and say what they will cost.
 
     For decode and prefill, each in its largest bucket: compile time, memory, bytes and operations, the least time by
-    the target's data sheet, and how many pages fit. No weights are read. Needs: pip install 'radix_jax[aot]', and for a
-    TPU libtpu. Of a topology the steps are those of one device, with the whole model on it.
+    the target's data sheet, and how many pages fit. No weights are read. Needs: pip install 'radix_jax[aot]', for a TPU
+    'radix_jax[aot-tpu]'. Of a topology the steps are those of one device, with the whole model on it.
     """
     # Read when jax first looks for devices; nothing here runs on one.
     os.environ["JAX_PLATFORMS"] = "cpu"
     from radix_jax.aot.compiling import check_installed, use_cpu
     from radix_jax.aot.devices import find_target
-    from radix_jax.aot.report import model_config, report_model
+    from radix_jax.aot.report import model_config, report_model, usable_bytes
     from radix_jax.aot.steps import settings_of
     from radix_jax.aot.tpu_compiling import check_libtpu
     from radix_jax.aot.tpu_targets import TpuTarget
@@ -94,11 +94,10 @@ def aot(
     if as_json:
         print(json.dumps(dataclasses.asdict(report)))
     else:
-        _print_report(report, found.memory_bytes)
+        _print_report(report, found.memory_bytes, usable_bytes(found))
 
 
-def _print_report(report: "ModelReport", memory_bytes: int) -> None:
-    from radix_jax.aot.report import JAX_MEMORY_FRACTION
+def _print_report(report: "ModelReport", memory_bytes: int, usable_bytes: int) -> None:
     from radix_jax.runner.resolve import DEFAULT_MEMORY_FRACTION
 
     console = Console() if sys.stdout.isatty() else Console(width=_TABLE_WIDTH)
@@ -138,7 +137,7 @@ def _print_report(report: "ModelReport", memory_bytes: int) -> None:
         console.print("of one device of the topology, with the whole model on it")
     step = report.steps[0]
     console.print(
-        f"{memory_bytes / 1e9:.1f} GB, of which jax takes {JAX_MEMORY_FRACTION:.0%}: weights "
+        f"{memory_bytes / 1e9:.1f} GB, of which jax takes {usable_bytes / memory_bytes:.0%}: weights "
         f"{step.weights_bytes / 1e9:.2f} GB, pool of {report.num_pages:,} pages, {step.pool_bytes / 1e9:.2f} GB, "
         f"{DEFAULT_MEMORY_FRACTION:.0%} of what is left at most: {report.kv_tokens:,} tokens, {report.num_requests:,} "
         f"requests of {report.settings.max_model_len:,}"

@@ -76,7 +76,7 @@ def test_without_libtpu_it_says_what_to_install(run: Run, monkeypatch: pytest.Mo
     monkeypatch.setattr(tpu_compiling, "_LIBTPU", "no_such_package")
     code, out, err = run("--target", "v5e:2x4")
     assert (code, out) == (2, "")
-    assert "libtpu is not installed; run: pip install libtpu" in err
+    assert "libtpu is not installed; run: pip install 'radix_jax[aot-tpu]'" in err
 
 
 def test_without_compilers_it_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

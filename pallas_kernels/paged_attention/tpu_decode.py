@@ -16,6 +16,7 @@ A row's record holds what the kernel reads of it beside the pool, as float32 row
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -191,7 +192,7 @@ def make_records(
     return jnp.pad(record, ((0, 0), (0, spec.record_rows - record.shape[1]), (0, 0)))
 
 
-@functools.partial(jax.jit, static_argnames=("spec", "interpret"))
+@functools.partial(jax.jit, static_argnames=("spec", "interpret", "kernel"))
 def call_decode_kernel(
     work: WorkList,
     pages: Int32[jax.Array, " Z"],
@@ -201,8 +202,12 @@ def call_decode_kernel(
     *,
     spec: DecodeSpec,
     interpret: Any,
+    kernel: Callable[..., None] | None = None,
 ) -> tuple[Float[jax.Array, "T M D"], Float32[jax.Array, "T M 128"] | None, KVPool]:
-    """(rows of slabs, their log sums in every lane or None, pool)."""
+    """(rows of slabs, their log sums in every lane or None, pool).
+
+    kernel: what runs in the place of `decode_kernel`, over the same memory; benchmarks measure parts of it.
+    """
     num_tokens, layout = records.shape[0], spec.layout
     # Aliased, as the kernel leaves tokens of no row alone.
     results = [jnp.zeros((num_tokens, layout.num_rows, layout.out_width), spec.out_dtype)]
@@ -217,7 +222,7 @@ def call_decode_kernel(
     first_result = len(scalars) + len(inputs) - len(results)
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     given = pl.pallas_call(
-        functools.partial(decode_kernel, spec=spec),
+        functools.partial(kernel or decode_kernel, spec=spec),
         out_shape=tuple(pltpu.HBM(x.shape, x.dtype) for x in results),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
@@ -236,7 +241,7 @@ def call_decode_kernel(
 
 
 def _scratch_shapes(spec: DecodeSpec) -> list[Any]:
-    """In the order in which `_name_refs` takes them."""
+    """In the order in which `name_refs` takes them."""
     num_buffers, width = spec.tiles.num_buffers, spec.layout.width
     return [
         pltpu.VMEM((num_buffers, spec.tiles.tile_len, width), spec.pool_dtype),
@@ -247,7 +252,7 @@ def _scratch_shapes(spec: DecodeSpec) -> list[Any]:
     ]
 
 
-def _name_refs(spec: DecodeSpec, args: tuple[Ref, ...]) -> tuple[Refs, Ref]:
+def name_refs(spec: DecodeSpec, args: tuple[Ref, ...]) -> tuple[Refs, Ref]:
     """(refs by name, counts) of the kernel's arguments: scalars, inputs, outputs, scratch."""
     items, counts, kv_lens, row_ids, tokens, pages, page_offset, records, *rest = args
     num_results = 1 + spec.return_lse + spec.writes
@@ -270,32 +275,41 @@ class Walk(NamedTuple):
 
 
 def decode_kernel(*args: Ref, spec: DecodeSpec) -> None:
-    """All items. `args`: as `_name_refs` takes them.
+    """All items. `args`: as `name_refs` takes them.
 
     The inner loop is all computation: it ends where an item needs something first, a record or a clean buffer.
     """
-    refs, counts = _name_refs(spec, args)
+    refs, counts = name_refs(spec, args)
     num_items, num_rows = counts[0], counts[1]
-    mark_all_dirty(refs.tiles)
-    for index in range(spec.tiles.num_buffers - 1):
-        item = read_item(spec, refs, index)
-        start_record(refs, item, index)
-        start_tile(spec, refs, item, index, range(spec.shape.num_copies))
 
     def compute(walk: Walk) -> Walk:
-        ItemParts(spec, refs, walk.number, walk.slot, walk.item).run()
-        return _go_on(spec, refs, walk, num_items)
+        return compute_item(spec, refs, walk, num_items)
 
     def prepare_and_compute(walk: Walk) -> Walk:
         _prepare(spec, refs, walk)
         return jax.lax.while_loop(lambda walk: walk.is_plain != 0, compute, walk._replace(is_plain=jnp.int32(1)))
 
-    first = read_item(spec, refs, 0)
-    _wait_for_tile(spec, refs, first, 0)
-    start = Walk(jnp.int32(0), jnp.int32(0), first, jnp.int32(0))
-    jax.lax.while_loop(lambda walk: walk.number < num_items, prepare_and_compute, start)
+    jax.lax.while_loop(lambda walk: walk.number < num_items, prepare_and_compute, first_item(spec, refs))
     for back in range(1, NUM_RESULTS + 1):
         pl.when(num_rows >= back)(lambda back=back: wait_for_results(spec, refs, num_rows - back))
+
+
+def first_item(spec: DecodeSpec, refs: Refs) -> Walk:
+    """Where the walk begins, when the first tile has come and those behind it are on their way."""
+    mark_all_dirty(refs.tiles)
+    for index in range(spec.tiles.num_buffers - 1):
+        item = read_item(spec, refs, index)
+        start_record(refs, item, index)
+        start_tile(spec, refs, item, index, range(spec.shape.num_copies))
+    first = read_item(spec, refs, 0)
+    _wait_for_tile(spec, refs, first, 0)
+    return Walk(jnp.int32(0), jnp.int32(0), first, jnp.int32(0))
+
+
+def compute_item(spec: DecodeSpec, refs: Refs, walk: Walk, num_items: Scalar) -> Walk:
+    """Compute an item, and go on to the next: a turn of the inner loop."""
+    ItemParts(spec, refs, walk.number, walk.slot, walk.item).run()
+    return _go_on(spec, refs, walk, num_items)
 
 
 def _go_on(spec: DecodeSpec, refs: Refs, walk: Walk, num_items: Scalar) -> Walk:

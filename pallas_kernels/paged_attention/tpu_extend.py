@@ -125,6 +125,58 @@ def _extend(
 ) -> tuple[jax.Array, jax.Array | None, jax.Array]:
     """(out, lse or None, which tokens they hold for): those of rows of more than one query."""
     check_pool(kv_pages.shape[1], kv_pages.shape[2], kv_pages.dtype)
+    spec = extend_spec_of(
+        q,
+        kv_pages,
+        page_table.shape[1],
+        num_kv_heads=num_kv_heads,
+        sliding_window=sliding_window,
+        logit_soft_cap=logit_soft_cap,
+        return_lse=return_lse,
+        max_q_len=max_q_len,
+        chip=chip,
+    )
+    work, places = extend_work(spec, kv_lens, cu_q_lens, num_tokens=q.shape[0])
+    check_scalars(sum(x.size for x in work) + page_table.size + 1, page_table.shape)
+    factor = scale * LOG2_E if logit_soft_cap is None else scale / logit_soft_cap
+    k_scale, v_scales = _head_scales(spec, kv_scales)
+    scaled = (q.astype(jnp.float32) * (factor * k_scale)).astype(spec.compute_dtype)
+    queries = lay_out_queries(spec, scaled, places)
+    # An array and no constant: the layers of a model then share one compiled kernel.
+    offset = jnp.asarray(page_offset, jnp.int32).reshape(1)
+    # A tile's copies look their pages up before they are known to be wanted.
+    pages = jnp.pad(page_table.reshape(-1), (0, spec.shape.num_copies))
+    out, lse = call_extend_kernel(spec, work, pages, offset, queries, v_scales, kv_pages, interpret)
+    if lse is not None:
+        by_slot = lse[..., 0].reshape(num_kv_heads, -1, spec.group_size).transpose(1, 0, 2)
+        lse = by_slot.reshape(-1, q.shape[1])[places.slots]
+    return take_results(spec, out, places).astype(q.dtype), lse, places.taken
+
+
+def _head_scales(spec: ExtendSpec, kv_scales: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """(of the K that each query head reads [N, 1], of the V of each kv head [G])."""
+    if kv_scales is None:
+        return jnp.ones((spec.layout.num_heads, 1), jnp.float32), jnp.ones(spec.layout.num_kv_heads, jnp.float32)
+    return jnp.repeat(kv_scales[:, :1], spec.group_size, axis=0), kv_scales[:, 1]
+
+
+def extend_spec_of(
+    q: Any,
+    kv_pages: Any,
+    table_width: int,
+    *,
+    num_kv_heads: int,
+    sliding_window: int | None,
+    logit_soft_cap: float | None,
+    return_lse: bool,
+    max_q_len: int,
+    chip: TpuChip,
+) -> ExtendSpec:
+    """The kernel for arrays, or shapes and dtypes, of a call.
+
+    Raises:
+        UnsupportedOption: not even the smallest tiles fit into the chip's VMEM.
+    """
     layout = HeadLayout(q.shape[1], num_kv_heads, q.shape[2], kv_pages.shape[2])
     computed = compute_dtype(q.dtype, kv_pages.dtype)
     # There is no float16 in a kernel.
@@ -137,12 +189,12 @@ def _extend(
         out_dtype=out_dtype,
         return_lse=return_lse,
         max_q_len=max_q_len,
-        table_len=page_table.shape[1] * kv_pages.shape[1],
+        table_len=table_width * kv_pages.shape[1],
     )
-    spec = ExtendSpec(
+    return ExtendSpec(
         layout=layout,
         page_size=kv_pages.shape[1],
-        table_width=page_table.shape[1],
+        table_width=table_width,
         tiles=tiles,
         pool_dtype=kv_pages.dtype,
         compute_dtype=computed,
@@ -151,23 +203,6 @@ def _extend(
         score_cap=None if logit_soft_cap is None else logit_soft_cap * LOG2_E,
         return_lse=return_lse,
     )
-    work, places = extend_work(spec, kv_lens, cu_q_lens, num_tokens=q.shape[0])
-    check_scalars(sum(x.size for x in work) + page_table.size + 1, page_table.shape)
-    per_head = jnp.full((q.shape[1], 1), scale * LOG2_E if logit_soft_cap is None else scale / logit_soft_cap)
-    if kv_scales is not None:
-        per_head = per_head * jnp.repeat(kv_scales[:, :1], spec.group_size, axis=0)
-    scaled = (q.astype(jnp.float32) * per_head.astype(jnp.float32)).astype(computed)
-    v_scales = jnp.ones(num_kv_heads, jnp.float32) if kv_scales is None else kv_scales[:, 1]
-    queries = lay_out_queries(spec, scaled, places)
-    # An array and no constant: the layers of a model then share one compiled kernel.
-    offset = jnp.asarray(page_offset, jnp.int32).reshape(1)
-    # A tile's copies look their pages up before they are known to be wanted.
-    pages = jnp.pad(page_table.reshape(-1), (0, spec.shape.num_copies))
-    out, lse = call_extend_kernel(spec, work, pages, offset, queries, v_scales, kv_pages, interpret)
-    if lse is not None:
-        by_slot = lse[..., 0].reshape(num_kv_heads, -1, spec.group_size).transpose(1, 0, 2)
-        lse = by_slot.reshape(-1, q.shape[1])[places.slots]
-    return take_results(spec, out, places).astype(q.dtype), lse, places.taken
 
 
 def call_extend_kernel(

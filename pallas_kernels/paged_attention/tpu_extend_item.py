@@ -25,7 +25,7 @@ from radix_jax.pallas_kernels.paged_attention.tpu_extend_work import (
 )
 from radix_jax.pallas_kernels.paged_attention.tpu_heads import LANES, SUBLANES
 
-# Below any score, and finite: a row that has seen nothing yet counts, and is wiped by the first that it sees.
+# Below any score, and finite, as infinities would give NaN: of a row that has seen nothing yet.
 LOWEST = -1e30
 LN_2 = 0.6931471805599453
 # Rows that the softmax is written down for at a time.
@@ -134,11 +134,10 @@ def weigh(spec: ExtendSpec, refs: ExtendRefs, item: ExtendItem, step: Scalar, si
         parts = [refs.scores[side][rows, lane : lane + LANES] for lane in range(0, tile_len, LANES)]
         if spec.score_cap is not None:
             parts = [jnp.tanh(part) * spec.score_cap for part in parts]
-        if masked:
-            token = refs.tokens_of_rows[rows, :] + first_token
-            parts = _mask(spec, item, token, parts)
-        top = parts[0]
-        for part in parts[1:]:
+        seen = _seen(spec, item, refs.tokens_of_rows[rows, :] + first_token, len(parts)) if masked else None
+        shown = parts if seen is None else [jnp.where(*pair, LOWEST) for pair in zip(seen, parts, strict=True)]
+        top = shown[0]
+        for part in shown[1:]:
             top = jnp.maximum(top, part)
         before = refs.maxima[side][pair, rows, :]
         now = jnp.maximum(before, jnp.broadcast_to(jnp.max(top, axis=1, keepdims=True), before.shape))
@@ -148,25 +147,24 @@ def weigh(spec: ExtendSpec, refs: ExtendRefs, item: ExtendItem, step: Scalar, si
         total = refs.sums[side][pair, rows, :] * decay
         for index, part in enumerate(parts):
             weight = jnp.exp2(part - now)
+            if seen is not None:
+                # Of the scores as they are, which lie in memory; masked ones would be kept, and spill.
+                weight = jnp.where(seen[index], weight, 0.0)
             total = total + weight
             lanes = slice(index * LANES, (index + 1) * LANES)
             refs.weights[side][rows, lanes] = weight.astype(spec.compute_dtype)
         refs.sums[side][pair, rows, :] = total
 
 
-def _mask(spec: ExtendSpec, item: ExtendItem, token: jax.Array, parts: list[jax.Array]) -> list[jax.Array]:
-    """Scores of what a query does not see become the lowest, of what was never written too."""
-    begin = item.kv_tile * spec.tiles.tile_len
-    position = jnp.minimum(item.first + token, item.last) - begin
+def _seen(spec: ExtendSpec, item: ExtendItem, token: jax.Array, num_parts: int) -> list[jax.Array]:
+    """Of each lane group of the scores, which of them a query sees; none of what was never written."""
     lane = jax.lax.broadcasted_iota(jnp.int32, token.shape, 1)
-    masked = []
-    for index, part in enumerate(parts):
-        column = lane + index * LANES
-        seen = column <= position
-        if spec.sliding_window is not None:
-            seen &= column > position - spec.sliding_window
-        masked.append(jnp.where(seen, part, LOWEST))
-    return masked
+    # Columns from a lane of the first group to the last that the query sees.
+    reach = jnp.minimum(item.first + token, item.last) - item.kv_tile * spec.tiles.tile_len - lane
+    seen = [reach >= index * LANES for index in range(num_parts)]
+    if spec.sliding_window is None:
+        return seen
+    return [s & (reach < spec.sliding_window + index * LANES) for index, s in enumerate(seen)]
 
 
 def add_values(spec: ExtendSpec, refs: ExtendRefs, kv_slot: Scalar, step: Scalar, side: int) -> None:

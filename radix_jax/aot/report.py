@@ -102,7 +102,7 @@ def report_model(target: AnyTarget, name: str, config: Any, settings: StepSettin
     memory_bytes, weights_bytes = usable_bytes(target), tree_bytes(params.weights)
     room_bytes = memory_bytes - weights_bytes - _sampler_bytes(params, settings)
     free_bytes = int(room_bytes * DEFAULT_MEMORY_FRACTION)
-    bytes_a_page = page_bytes(config, settings.page_size, settings.kv_dtype)
+    bytes_a_page = settings.page_size * _kv_token_bytes(config, settings)
     num_pages = free_bytes // bytes_a_page
     if num_pages < 2:
         raise ValueError(
@@ -124,7 +124,8 @@ def _report_step(
     q_len = 1 if bucket.kind == "decode" else min(bucket.num_tokens, context_len)
     num_rows = bucket.num_rows if bucket.kind == "decode" else bucket.num_tokens // q_len
     row_len = context_len if bucket.kind == "decode" else q_len
-    work = step_work(params, num_rows=num_rows, q_len=q_len, context_len=row_len, kv_dtype=settings.kv_dtype)
+    kv_token_bytes = _kv_token_bytes(params.config, settings)
+    work = step_work(params, num_rows=num_rows, q_len=q_len, context_len=row_len, kv_token_bytes=kv_token_bytes)
     roofline_s, bound = work.seconds(target)
     return StepReport(
         kind=bucket.kind,
@@ -134,7 +135,7 @@ def _report_step(
         lower_s=round(program.lower_s, 2),
         compile_s=round(program.compile_s, 2),
         weights_bytes=tree_bytes(params.weights),
-        pool_bytes=num_pages * page_bytes(params.config, settings.page_size, settings.kv_dtype),
+        pool_bytes=num_pages * settings.page_size * kv_token_bytes,
         sampler_bytes=_sampler_bytes(params, settings),
         temp_bytes=program.temp_bytes,
         alias_bytes=program.alias_bytes,
@@ -148,6 +149,10 @@ def _report_step(
 
 def _sampler_bytes(params: Any, settings: StepSettings) -> int:
     return sampler_state_bytes(settings.max_running_requests, params.config.vocab_size)
+
+
+def _kv_token_bytes(config: Any, settings: StepSettings) -> int:
+    return page_bytes(config, 1, settings.kv_dtype, settings.attention_backend)
 
 
 def _our_kernels(program: CompiledProgram | TpuProgram) -> tuple[KernelReport, ...] | tuple[TpuKernel, ...]:

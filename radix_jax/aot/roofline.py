@@ -41,13 +41,16 @@ def tree_bytes(tree: Any) -> int:
     return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def page_bytes(config: Any, page_size: int, kv_dtype: str) -> int:
-    """Bytes of one page in all layers."""
-    return config.num_layers * page_size * kv_width(config) * np.dtype(kv_dtype).itemsize
+def page_bytes(config: Any, page_size: int, kv_dtype: str, attention_backend: str) -> int:
+    """Bytes of one page in all layers, in the pool of a backend: a name other than "auto"."""
+    return config.num_layers * page_size * kv_width(config, attention_backend) * np.dtype(kv_dtype).itemsize
 
 
-def step_work(params: ModelParams, *, num_rows: int, q_len: int, context_len: int, kv_dtype: str) -> StepWork:
-    """The work of `num_rows` rows that each compute `q_len` tokens, the last of `context_len`; one logit row a row."""
+def step_work(params: ModelParams, *, num_rows: int, q_len: int, context_len: int, kv_token_bytes: int) -> StepWork:
+    """The work of `num_rows` rows that each compute `q_len` tokens, the last of `context_len`; one logit row a row.
+
+    kv_token_bytes: of the pool, `page_bytes` of a page of one token.
+    """
     config = params.config
     num_tokens = num_rows * q_len
     embed = params.weights["embed"]
@@ -57,7 +60,6 @@ def step_work(params: ModelParams, *, num_rows: int, q_len: int, context_len: in
     num_read = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(read))
     # Query i of a row sees context_len - q_len + 1 + i tokens.
     num_seen = num_rows * (q_len * (context_len - q_len) + q_len * (q_len + 1) // 2)
-    kv_token_bytes = page_bytes(config, 1, kv_dtype)
     return StepWork(
         weights_bytes=tree_bytes(read),
         kv_bytes=(num_rows * context_len + num_tokens) * kv_token_bytes,

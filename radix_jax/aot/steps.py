@@ -19,12 +19,13 @@ from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import family_for_config
 from radix_jax.plan import Bucket
 from radix_jax.runner.pack import buffer_len
+from radix_jax.runner.resolve import tpu_limits
 from radix_jax.runner.runner import compiler_options, decode_step, prefill_step
 from radix_jax.runner.sampler_state import empty_sampler_state
 from radix_jax.scheduler.buckets import Buckets
 
 # What "auto" is where the kernels run.
-_KERNELS = {"gpu": "pallas_gpu", "tpu": "xla"}
+_KERNELS = {"gpu": "pallas_gpu", "tpu": "pallas_tpu"}
 _STEPS = {"prefill": prefill_step, "decode": decode_step}
 
 
@@ -68,24 +69,27 @@ def settings_of(config: EngineConfig, model: Any, platform: str = "gpu") -> Step
     otherwise.
 
     Raises:
-        ValueError: max_model_len that the model does not have, or a backend that no GPU runs.
+        ValueError: max_model_len or pages that model or kernels do not have, or a backend that interprets them.
     """
-    longest = model.max_position_embeddings
+    dtype = config.dtype or "bfloat16"
+    backend = _KERNELS[platform] if config.attention_backend == "auto" else config.attention_backend
+    longest = most = model.max_position_embeddings
+    if backend == "pallas_tpu":
+        backend, most = tpu_limits(config, model, dtype)
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ValueError(f"max_model_len={config.max_model_len} exceeds the {longest} positions of the model; lower it")
     if config.attention_backend in ("pallas_interpret", "pallas_tpu_interpret"):
         raise ValueError(
             f"attention_backend={config.attention_backend!r} interprets the kernels on the host; give auto"
         )
-    dtype = config.dtype or "bfloat16"
     return StepSettings(
         page_size=config.page_size,
-        max_model_len=config.max_model_len or longest,
+        max_model_len=config.max_model_len or most,
         max_running_requests=config.max_running_requests,
         max_prefill_tokens=config.max_prefill_tokens,
         dtype=dtype,
         kv_dtype=config.kv_dtype or dtype,
-        attention_backend=_KERNELS[platform] if config.attention_backend == "auto" else config.attention_backend,
+        attention_backend=backend,
     )
 
 

@@ -6,6 +6,7 @@ It appends a pickled TpuProgram to RESULTS for each job, or a string that says w
 import pickle
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,18 +34,17 @@ def compile_one(
     """`fn` compiled for a device of a topology; `dump` is the folder that libtpu's flags name, and is emptied."""
     sharding = SingleDeviceSharding(device)
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), args)
-    # Pallas asks the mesh which TPU it lowers for, or else the default device, which is a CPU here.
-    facts = jax.sharding.AbstractDevice(device_kind=device.device_kind, num_cores=device.num_cores, platform="tpu")
-    mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=facts)
     start = time.perf_counter()
-    with jax.sharding.use_abstract_mesh(mesh):
+    with jax.sharding.use_abstract_mesh(mesh_of(device.device_kind, device.num_cores)):
         traced = jax.jit(fn, donate_argnums=donate_argnums).trace(*abstract)
         lowered = traced.lower(lowering_platforms=("tpu",))
     lowered_at = time.perf_counter()
-    compiled = lowered.compile(compiler_options=options)
-    compiled_at = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        told = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        compiled = lowered.compile(compiler_options=options | told)
+        compiled_at = time.perf_counter()
+        text = _KERNEL_CODE.sub('"body":""', _read_hlo(Path(folder)))
     memory: Any = compiled.memory_analysis()
-    text = _KERNEL_CODE.sub('"body":""', compiled.as_text() or "")
     kernels = read_kernels(dump, text)
     for path in dump.iterdir():
         path.unlink()
@@ -59,6 +59,19 @@ def compile_one(
         kernels=tuple(kernels),
         bundles=tuple(kernels.values()),
     )
+
+
+def _read_hlo(folder: Path) -> str:
+    # Of the executable jax would have libtpu's text read by jaxlib, which knows less where libtpu is newer.
+    (path,) = folder.glob("*.after_codegen.txt")
+    return path.read_text()
+
+
+def mesh_of(device_kind: str, num_cores: int | None) -> jax.sharding.AbstractMesh:
+    """A mesh of one TPU: Pallas and our kernels ask the mesh what they are lowered for, or else the default device,
+    which is a CPU here."""
+    facts = jax.sharding.AbstractDevice(device_kind=device_kind, num_cores=num_cores, platform="tpu")
+    return jax.sharding.AbstractMesh((1,), ("x",), abstract_device=facts)
 
 
 def _device(target: TpuTarget) -> Any:

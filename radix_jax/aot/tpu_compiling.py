@@ -25,7 +25,6 @@ from radix_jax.aot.tpu_targets import TpuTarget
 _LIBTPU = "libtpu"
 _CHILD = "radix_jax.aot.tpu_child"
 _STDERR_CHARS = 3000
-_NO_CYCLES = "Static LLO profiling of"
 
 
 class TpuCompileError(RuntimeError):
@@ -66,7 +65,7 @@ class TpuProgram:
 def check_libtpu() -> None:
     """Raise ImportError, with what to install, unless libtpu is there."""
     if importlib.util.find_spec(_LIBTPU) is None:
-        raise ImportError("libtpu is not installed; run: pip install libtpu")
+        raise ImportError("libtpu is not installed; run: pip install 'radix_jax[aot-tpu]'")
 
 
 def abstract_tree(tree: Any) -> Any:
@@ -94,11 +93,13 @@ def compile_for_tpu(
     return result
 
 
-def compile_all(target: TpuTarget, jobs: Sequence[TpuJob]) -> list[TpuProgram | TpuCompileError]:
+def compile_all(
+    target: TpuTarget, jobs: Sequence[TpuJob], *, with_cycles: bool = False
+) -> list[TpuProgram | TpuCompileError]:
     """Each job compiled for one device of `target`, or why it is not; all in one child, one after the other.
 
-    Where a job ends the child, those behind it go on in another. libtpu's estimate of cycles ends it over some copies:
-    then the job is compiled without.
+    Where a job ends the child, those behind it go on in another. with_cycles: ask libtpu for its estimate of the
+    kernels' cycles, too, which ends the child over some copies, and over anything where the target has no estimate.
 
     Raises:
         ImportError, TypeError: as `compile_for_tpu`.
@@ -106,13 +107,8 @@ def compile_all(target: TpuTarget, jobs: Sequence[TpuJob]) -> list[TpuProgram | 
     check_libtpu()
     results: list[TpuProgram | TpuCompileError] = []
     while len(results) < len(jobs):
-        done, log = _run_child(target, jobs[len(results) :], with_cycles=target.has_static_cycles)
+        done, log = _run_child(target, jobs[len(results) :], with_cycles=with_cycles)
         results += done
-        if len(results) < len(jobs) and _NO_CYCLES in log:
-            done, log = _run_child(target, jobs[len(results) : len(results) + 1], with_cycles=False)
-            results += done
-            if done:
-                continue
         if len(results) < len(jobs):
             results.append(TpuCompileError(f"the compiling process for {target.name} ended: {log[-_STDERR_CHARS:]}"))
     return results

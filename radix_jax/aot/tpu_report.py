@@ -24,8 +24,8 @@ class TpuKernel:
     the loop with most matmuls, what a usual iteration runs, loops in it once. matmul_share, vector_share: of the matrix
     and the vector units' slots, over all of the main loop's bundles. copies: from and to HBM that the code starts.
     spills, fills: of vector registers, in the code; scalar_spills: to SMEM. vmem_bytes: that XLA set aside for it.
-    static_cycles: libtpu's estimate of one launch, with loops whose trips it knows run so often; None where it does not
-    tell.
+    static_cycles: libtpu's estimate of one launch, with loops whose trips it knows run so often; None where it was not
+    asked.
     """
 
     name: str

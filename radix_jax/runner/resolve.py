@@ -55,9 +55,7 @@ def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
     longest = params.config.max_position_embeddings
     most = CPU_MAX_MODEL_LEN if on_cpu else longest
     if backend == "pallas_tpu":
-        backend = _check_tpu_pages(config, params.config, dtype)
-    if backend == "pallas_tpu":
-        most = min(most, _max_tpu_context(config))
+        backend, most = tpu_limits(config, params.config, dtype)
     max_model_len = config.max_model_len or min(longest, most)
     if max_model_len > longest:
         raise ValueError(f"max_model_len={max_model_len} exceeds the {longest} positions of the model; lower it")
@@ -75,6 +73,17 @@ def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
         num_pages=num_pages,
         kv_memory_fraction=None,
     )
+
+
+def tpu_limits(config: EngineConfig, model: ModelConfig, dtype: str) -> tuple[str, int]:
+    """(backend, most tokens of a request) where the TPU kernels are wanted: pallas_tpu, or xla where they can't do
+    these pages and the backend was left open.
+
+    Raises:
+        ValueError: pages or a max_model_len that they can't do, and that were asked for.
+    """
+    backend, longest = _check_tpu_pages(config, model, dtype), model.max_position_embeddings
+    return backend, min(longest, _max_tpu_context(config)) if backend == "pallas_tpu" else longest
 
 
 def _check_tpu_pages(config: EngineConfig, model: ModelConfig, dtype: str) -> str:

@@ -42,7 +42,8 @@ def ends_the_process(x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("name", [*tpu_generations(), "v5e:2x4", "v6e:2x2", "tpu7x:2x2x1"])
 def test_a_kernel_for_each_generation(name: str) -> None:
     target = tpu_target_of(name)
-    program = compile_for_tpu(target, squares, ROWS)
+    (program,) = compile_all(target, [TpuJob(squares, (ROWS,))], with_cycles=target.has_static_cycles)
+    assert isinstance(program, TpuProgram)
     (kernel,) = program.kernels
     assert (kernel.name, kernel.launches) == ("square", 2)
     assert kernel.bundles == program.bundles[0].total.bundles

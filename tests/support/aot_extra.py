@@ -15,4 +15,4 @@ def needs_compilers() -> pytest.MarkDecorator:
 def needs_libtpu() -> pytest.MarkDecorator:
     """Marks tests that compile for a TPU that is not there."""
     missing = importlib.util.find_spec("libtpu") is None
-    return pytest.mark.skipif(missing, reason="libtpu is not installed: pip install libtpu")
+    return pytest.mark.skipif(missing, reason="libtpu is not installed: pip install 'radix_jax[aot-tpu]'")

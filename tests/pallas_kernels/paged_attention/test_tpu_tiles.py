@@ -1,13 +1,18 @@
 """The tile chooser: every choice leaves VMEM to spare, on every chip and for every shape that is supported."""
 
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from radix_jax.aot.tpu_child import mesh_of
+from radix_jax.aot.tpu_targets import tpu_target_of
 from radix_jax.pallas_kernels.paged_attention.backends import UnsupportedOption
+from radix_jax.pallas_kernels.paged_attention.tpu import attend_and_write_tpu
 from radix_jax.pallas_kernels.paged_attention.tpu_decode import spec_of
+from radix_jax.pallas_kernels.paged_attention.tpu_decode_spec import DecodeSpec
 from radix_jax.pallas_kernels.paged_attention.tpu_heads import LANES
 from radix_jax.pallas_kernels.paged_attention.tpu_tiles import (
     ASSUMED_CHIP,
@@ -45,11 +50,17 @@ def tiles_of(
     chip: TpuChip, heads: tuple[int, int, int], dtypes: tuple[str, str], page_size: int, *, context: int = 8192
 ) -> Tiles:
     """What the decode kernel takes, its results and the writing of new tokens included."""
+    return spec_for(chip, heads, dtypes, page_size, context=context).tiles
+
+
+def spec_for(
+    chip: TpuChip, heads: tuple[int, int, int], dtypes: tuple[str, str], page_size: int, *, context: int
+) -> DecodeSpec:
     num_heads, num_kv_heads, head_dim = heads
     width = -(-2 * num_kv_heads * head_dim // LANES) * LANES
     q = jax.ShapeDtypeStruct((8, num_heads, head_dim), jnp.dtype(dtypes[0]))
     pool = jax.ShapeDtypeStruct((4, page_size, width), jnp.dtype(dtypes[1]))
-    spec = spec_of(
+    return spec_of(
         q,
         pool,
         context // page_size,
@@ -61,7 +72,6 @@ def tiles_of(
         writes=True,
         chip=chip,
     )
-    return spec.tiles
 
 
 @pytest.mark.parametrize("generation", CHIPS)
@@ -143,3 +153,29 @@ def test_chips_by_the_name_of_their_device() -> None:
     for kind, name in names.items():
         assert chip_of(kind) == CHIPS[name]
     assert chip_of("cpu") == chip_of() == ASSUMED_CHIP
+
+
+@pytest.mark.parametrize("generation", CHIPS)
+def test_on_a_cpu_tiles_are_chosen_for_the_chip_that_is_compiled_for(generation: str) -> None:
+    target = tpu_target_of(generation)
+    arrays = [
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in (
+            *(((4, heads, 128), jnp.bfloat16) for heads in (32, 8, 8)),
+            ((9, 16, 2048), jnp.bfloat16),
+            *((shape, jnp.int32) for shape in ((4, 128), (4,), (5,), (4,))),
+        )
+    ]
+    step = functools.partial(attend_and_write_tpu, page_offset=0, scale=0.1, max_q_len=1)
+
+    def memory(chip: TpuChip) -> tuple[str, str]:
+        """The buffers of KV tiles, and the rows around new tokens."""
+        spec = spec_for(chip, (32, 8, 128), ("bfloat16", "bfloat16"), 16, context=2048)
+        return f"[{spec.tiles.num_buffers},{spec.tiles.tile_len},2048]", f"[2,{spec.new_rows},2048]"
+
+    with jax.sharding.use_abstract_mesh(mesh_of(target.device_kind, target.cores_per_device)):
+        there = str(jax.jit(step).trace(*arrays).jaxpr)
+    here = str(jax.jit(step).trace(*arrays).jaxpr)
+    assert memory(CHIPS[generation]) != memory(ASSUMED_CHIP)
+    assert all(shape in there for shape in memory(CHIPS[generation]))
+    assert all(shape in here for shape in memory(ASSUMED_CHIP))
