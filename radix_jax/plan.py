@@ -10,7 +10,26 @@ from radix_jax.request import Request
 
 StepKind = Literal["prefill", "decode", "mixed"]
 BucketKind = Literal["prefill", "decode", "copy", "sampler"]
+MIN_ROWS = 8
+MIN_PREFILL_TOKENS = 64
 _NO_IDS = np.empty(0, np.int32)
+
+
+def row_counts(max_running_requests: int) -> list[int]:
+    """Rows that steps are padded to: 8, 16, 32, ... up to max_running_requests rounded up."""
+    return _doublings(MIN_ROWS, max_running_requests)
+
+
+def token_counts(max_prefill_tokens: int) -> list[int]:
+    """Tokens that prefill steps are padded to: 64, 128, 256, ... up to max_prefill_tokens rounded up."""
+    return _doublings(MIN_PREFILL_TOKENS, max_prefill_tokens)
+
+
+def _doublings(first: int, limit: int) -> list[int]:
+    values = [first]
+    while values[-1] < limit:
+        values.append(2 * values[-1])
+    return values
 
 
 @dataclass(frozen=True)

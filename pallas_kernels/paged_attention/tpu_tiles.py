@@ -147,13 +147,6 @@ def check_scalars(num_words: int, table_shape: tuple[int, ...]) -> None:
         )
 
 
-def max_row_len(num_rows: int, page_size: int) -> int:
-    """Tokens of a row for which page table and work list of a decode step of `num_rows` rows fit into scalar memory."""
-    words_per_row = SMEM_WORDS // num_rows - 8
-    # An entry of the table a page, an item of the list a tile, of the shortest length.
-    return words_per_row * page_size * min(TILE_LENS) // (page_size + min(TILE_LENS)) // page_size * page_size
-
-
 def write_group(dtype: Any) -> int:
     """Rows of a page that are written at a time: those of one tile in HBM."""
     return 32 if jnp.dtype(dtype).itemsize == 1 else SUBLANES

@@ -17,6 +17,7 @@ from radix_jax.pallas_kernels.paged_attention.backends import (
     UnsupportedOption,
     compute_capability,
 )
+from radix_jax.plan import row_counts, token_counts
 from radix_jax.runner.sampler_state import sampler_state_bytes
 
 _LOG = logging.getLogger("radix_jax")
@@ -77,50 +78,38 @@ def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
 
 def tpu_limits(config: EngineConfig, model: ModelConfig, dtype: str) -> tuple[str, int]:
     """(backend, most tokens of a request) where the TPU kernels are wanted: pallas_tpu, or xla where they can't do
-    these pages and the backend was left open.
+    this pool and the backend was left open. What scalar memory has room for is logged.
+
+    dtype: of the weights.
 
     Raises:
-        ValueError: pages or a max_model_len that they can't do, and that were asked for.
+        ValueError: a pool or a max_model_len that they can't do, and that were asked for, or too many requests.
     """
-    backend, longest = _check_tpu_pages(config, model, dtype), model.max_position_embeddings
-    return backend, min(longest, _max_tpu_context(config)) if backend == "pallas_tpu" else longest
+    from radix_jax.pallas_kernels.paged_attention.tpu_limits import max_row_len
 
-
-def _check_tpu_pages(config: EngineConfig, model: ModelConfig, dtype: str) -> str:
-    """pallas_tpu, or xla where the kernels can't do these pages and the backend was left open.
-
-    Raises:
-        ValueError: they can't, and pallas_tpu was asked for.
-    """
-    from radix_jax.pallas_kernels.paged_attention.tpu_tiles import check_pool
-
+    kv_dtype, longest = np.dtype(config.kv_dtype or dtype), model.max_position_embeddings
+    num_rows, num_tokens = row_counts(config.max_running_requests)[-1], token_counts(config.max_prefill_tokens)[-1]
+    q_dtype = kv_dtype if kv_dtype.itemsize > 1 else np.dtype(dtype)
+    q = jax.ShapeDtypeStruct((num_tokens, model.num_heads, model.head_dim), q_dtype)
+    kv_pages = jax.ShapeDtypeStruct((1, config.page_size, kv_width(model, "pallas_tpu")), kv_dtype)
     try:
-        check_pool(config.page_size, kv_width(model, "pallas_tpu"), np.dtype(config.kv_dtype or dtype))
+        most = max_row_len(q, kv_pages, num_rows, num_kv_heads=model.num_kv_heads)
     except UnsupportedOption as obstacle:
         if config.attention_backend != "auto":
             raise ValueError(str(obstacle)) from obstacle
         _LOG.warning("attention by xla, slowly: %s", obstacle)
-        return "xla"
-    return "pallas_tpu"
-
-
-def _max_tpu_context(config: EngineConfig) -> int:
-    """Tokens of a request that the TPU kernels' scalar memory has room for; logged where nothing else is asked for.
-
-    Raises:
-        ValueError: max_model_len is more than that.
-    """
-    from radix_jax.pallas_kernels.paged_attention.tpu_tiles import max_row_len
-
-    most = max_row_len(config.max_running_requests, config.page_size)
+        return "xla", longest
     told = (
-        f"max_model_len {most} at most: page tables of {config.max_running_requests} requests in pages of "
-        f"{config.page_size} fill the TPU's scalar memory; raise page_size or lower max_running_requests for more"
+        f"max_model_len {most} at most: page tables of {num_rows} rows in pages of {config.page_size}, with the work "
+        f"lists of steps of {num_tokens} tokens, fill the TPU's scalar memory; raise page_size or lower "
+        "max_running_requests for more"
     )
     if config.max_model_len is not None and config.max_model_len > most:
         raise ValueError(f"max_model_len={config.max_model_len}, and {told}")
+    if not most:
+        raise ValueError(told)
     _LOG.info("%s", told)
-    return most
+    return "pallas_tpu", min(longest, most)
 
 
 def _choose_num_pages(model: ModelConfig, config: EngineConfig, backend: str, max_model_len: int, kv_dtype: str) -> int:

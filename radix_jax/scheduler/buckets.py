@@ -1,10 +1,7 @@
 """The finite set of padded shapes that steps run in: one compiled program each."""
 
 from radix_jax.config import DETERMINISTIC_STEP_LEN
-from radix_jax.plan import Bucket
-
-MIN_ROWS = 8
-MIN_PREFILL_TOKENS = 64
+from radix_jax.plan import Bucket, row_counts, token_counts
 
 
 class Buckets:
@@ -42,13 +39,12 @@ class Buckets:
                 Bucket("prefill", DETERMINISTIC_STEP_LEN, DETERMINISTIC_STEP_LEN, num_pages),
             )
             return
-        row_counts = _powers_of_two(MIN_ROWS, max_running_requests)
-        token_counts = _powers_of_two(MIN_PREFILL_TOKENS, max_prefill_tokens)
-        self._decode = tuple(Bucket("decode", rows, rows, num_pages) for rows in row_counts)
+        counts = row_counts(max_running_requests)
+        self._decode = tuple(Bucket("decode", rows, rows, num_pages) for rows in counts)
         self._prefill = tuple(
             Bucket("prefill", tokens, rows, num_pages)
-            for tokens in token_counts
-            for rows in sorted({MIN_ROWS, row_counts[-1]})
+            for tokens in token_counts(max_prefill_tokens)
+            for rows in sorted({counts[0], counts[-1]})
         )
 
     @property
@@ -75,14 +71,6 @@ class Buckets:
     def all(self) -> tuple[Bucket, ...]:
         """Every bucket, smallest first, decode before prefill."""
         return tuple(dict.fromkeys(self._decode + self._prefill))
-
-
-def _powers_of_two(first: int, limit: int) -> list[int]:
-    """`first` and its doublings, up to the first one that reaches `limit`."""
-    values = [first]
-    while values[-1] < limit:
-        values.append(2 * values[-1])
-    return values
 
 
 def _smallest(buckets: tuple[Bucket, ...], *, num_tokens: int, num_rows: int) -> Bucket:

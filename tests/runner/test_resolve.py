@@ -12,6 +12,7 @@ from tiny import TINY, random_weights
 from radix_jax.config import EngineConfig
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import make_params
+from radix_jax.pallas_kernels.paged_attention.tpu_tiles import SMEM_WORDS
 from radix_jax.runner import resolve
 from radix_jax.runner.resolve import default_dtype, free_ram_bytes, resolve_config
 from radix_jax.runner.sampler_state import empty_sampler_state, sampler_state_bytes
@@ -164,3 +165,23 @@ def test_context_is_capped_on_a_tpu_by_its_scalar_memory(monkeypatch: pytest.Mon
         ValueError, match=f"max_model_len=65536, and max_model_len {capped} at most: .* raise page_size"
     ):
         resolve_config(EngineConfig(num_pages=9, max_model_len=65_536), params)
+
+
+def test_context_on_a_tpu_has_room_in_the_rows_and_tokens_that_steps_are_padded_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_tpu(monkeypatch)
+    params = tiny_params(max_len=131_072)
+    lens = {}
+    for num_requests in (65, 100, 128):
+        config = EngineConfig(num_pages=9, page_size=16, max_running_requests=num_requests)
+        lens[num_requests] = resolve_config(config, params).max_model_len
+    assert lens[65] == lens[100] == lens[128]
+    assert lens[128] is not None
+    assert 128 * lens[128] // 16 < SMEM_WORDS
+    long_steps = EngineConfig(num_pages=9, max_running_requests=128, max_prefill_tokens=60_000)
+    shorter = resolve_config(long_steps, params).max_model_len
+    assert shorter is not None
+    assert shorter < lens[128]
+    with pytest.raises(ValueError, match=r"max_model_len 0 at most: page tables of 32768 rows .* lower max_running"):
+        resolve_config(EngineConfig(num_pages=9, max_running_requests=30_000), params)
