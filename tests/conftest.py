@@ -12,6 +12,9 @@ from jaxtyping import install_import_hook
 
 # Read when JAX is first imported. A caller who wants the tests on an accelerator sets it before.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most of the time goes into compiles, and most of them come again: in the next run, and in other files of this one.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "xla"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 # Only what is imported after the hook is checked, so nothing of radix_jax may be imported above. The tower: an int is
 # good where a float is asked for, as in every static checker.

@@ -128,9 +128,24 @@ def _kept_engine(module: Llama, fields: tuple[tuple[str, Any], ...]) -> Engine:
     return Engine(module, None, EngineConfig(**dict(fields)))
 
 
+@functools.cache
+def _programs(module: Llama, attention_backend: str, shape: tuple[int, ...], num_rows: int) -> dict[Any, Any]:
+    return {}
+
+
+def share_programs(engine: Engine, module: Llama | None = None) -> Engine:
+    """The engine, running what was compiled for others of its model, backend, pool and rows: a program is a bucket's,
+    and knows nothing of the settings that the host alone reads."""
+    runner = engine._runner
+    key = module or tiny_llama(), engine.config.attention_backend, runner.kv.shape, runner._max_rows
+    runner._compiled = _programs(*key)
+    return engine
+
+
 def drop_kept_engines() -> None:
     """And with them their compiles."""
     _kept_engine.cache_clear()
+    _programs.cache_clear()
 
 
 def tiny_engine(module: Llama | None = None, **fields: Any) -> Engine:
