@@ -22,12 +22,15 @@ from radix_jax.pallas_kernels.paged_attention.oracle_grid import (
     tolerance,
 )
 from radix_jax.pallas_kernels.paged_attention.tpu import attend_and_write_tpu, paged_attention_tpu
+from radix_jax.pallas_kernels.paged_attention.tpu_decode import spec_of
 from radix_jax.pallas_kernels.paged_attention.tpu_steps import NUM_COPY_STEPS, decode_steps
 from radix_jax.pallas_kernels.paged_attention.tpu_tiles import MIB, TpuChip, write_group
 
 INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-# So little VMEM that tiles are 128 tokens long: rows then have several, and buffers are used again.
-SMALL_CHIP = TpuChip(2 * MIB, 3)
+# So little VMEM that tiles are 128 tokens long (float8: 256): rows then have several, and buffers are used again.
+SMALL_CHIP = TpuChip(MIB + 350_000, 3)
+# The same for wide pools of float32.
+WIDE_CHIP = TpuChip(MIB + 800_000, 3)
 FOUR_BUFFERS = TpuChip(3 * MIB, 4)
 LONG = tuple((1, kv_len - 1) for kv_len in (300, 5, 128, 1, 129, 260))
 DECODE_CASES = tuple(case for case in GRID if case.decode)
@@ -68,6 +71,22 @@ def attend(case: OracleCase, rows: PagedRows, *, chip: TpuChip, lse: bool = True
         chip=chip,
         interpret=INTERPRET,
     )
+
+
+def tile_len(case: OracleCase, rows: PagedRows, chip: TpuChip) -> int:
+    """Of the case on the chip."""
+    return spec_of(
+        rows.q,
+        rows.kv_pages,
+        rows.page_table.shape[1],
+        num_kv_heads=case.num_kv_heads,
+        sliding_window=case.sliding_window,
+        logit_soft_cap=case.logit_soft_cap,
+        return_lse=True,
+        is_scaled=case.scaled,
+        writes=True,
+        chip=chip,
+    ).tiles.tile_len
 
 
 def bits(array: Any) -> np.ndarray:
@@ -148,7 +167,9 @@ WRITING_CASES = (
 def test_attends(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
     case = on_tpu(case)
     rows = case_inputs(case)
-    assert_right(case, rows, *attend(case, rows, chip=SMALL_CHIP))
+    chip = WIDE_CHIP if rows.kv_pages.dtype == np.float32 else SMALL_CHIP
+    assert tile_len(case, rows, chip) == 128 < rows.kv_lens.max()
+    assert_right(case, rows, *attend(case, rows, chip=chip))
     assert_no_race(capsys)
 
 
@@ -156,7 +177,9 @@ def test_attends(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
 def test_attends_and_writes(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
     """Tiles of 16 rows are two pages of 8, of which one is written."""
     case = on_tpu(case)
-    assert_writes(case, case_inputs(case), chip=replace(SMALL_CHIP, has_tall_tiles=case.page_size == 8))
+    rows = case_inputs(case)
+    assert tile_len(case, rows, SMALL_CHIP) < rows.kv_lens.max()
+    assert_writes(case, rows, chip=replace(SMALL_CHIP, has_tall_tiles=case.page_size == 8))
     assert_no_race(capsys)
 
 

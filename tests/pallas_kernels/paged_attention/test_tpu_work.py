@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from radix_jax.pallas_kernels.paged_attention.tpu_work import (
@@ -34,6 +34,9 @@ def listed(kv_lens: list[int], q_lens: list[int], sliding_window: int | None) ->
     rows=st.lists(st.tuples(st.integers(0, TABLE_LEN), st.booleans()), min_size=4, max_size=4),
     sliding_window=st.sampled_from([None, 1, 127, 128, 300, 5000]),
 )
+# Windows that begin with a tile's last token, and with its first.
+@example(rows=[(128, True), (129, True), (256, True), (257, True)], sliding_window=1)
+@example(rows=[(255, True), (256, True), (383, True), (384, True)], sliding_window=128)
 def test_items_are_those_of_a_plain_loop(rows: list[tuple[int, bool]], sliding_window: int | None) -> None:
     """Rows without a token or without a query, in any place, have none."""
     kv_lens = [kv_len for kv_len, _ in rows]
