@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from radix_jax.config import EngineConfig
+from radix_jax.config import DETERMINISTIC_STEP_LEN, EngineConfig
 from radix_jax.functional import MAX_SLOTS, kv_width
 from radix_jax.models.base import ModelConfig, ModelParams
 from radix_jax.pallas_kernels.paged_attention import attention_backend
@@ -88,7 +88,8 @@ def tpu_limits(config: EngineConfig, model: ModelConfig, dtype: str) -> tuple[st
     from radix_jax.pallas_kernels.paged_attention.tpu_limits import max_row_len
 
     kv_dtype, longest = np.dtype(config.kv_dtype or dtype), model.max_position_embeddings
-    num_rows, num_tokens = row_counts(config.max_running_requests)[-1], token_counts(config.max_prefill_tokens)[-1]
+    num_rows = DETERMINISTIC_STEP_LEN if config.deterministic else row_counts(config.max_running_requests)[-1]
+    num_tokens = token_counts(config.limits.max_prefill_tokens)[-1]
     q_dtype = kv_dtype if kv_dtype.itemsize > 1 else np.dtype(dtype)
     q = jax.ShapeDtypeStruct((num_tokens, model.num_heads, model.head_dim), q_dtype)
     kv_pages = jax.ShapeDtypeStruct((1, config.page_size, kv_width(model, "pallas_tpu")), kv_dtype)
