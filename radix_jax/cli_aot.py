@@ -78,7 +78,7 @@ def aot(
     from radix_jax.aot.devices import find_target
     from radix_jax.aot.report import model_config, report_model, usable_bytes
     from radix_jax.aot.steps import settings_of
-    from radix_jax.aot.tpu_compiling import check_libtpu
+    from radix_jax.aot.tpu_compiling import TpuCompileError, check_libtpu
     from radix_jax.aot.tpu_targets import TpuTarget
 
     use_cpu()
@@ -90,7 +90,10 @@ def aot(
     context_len = min(_DEFAULT_CONTEXT_LEN, settings.max_model_len) if context is None else context
     if not 1 <= context_len <= settings.max_model_len:
         raise ValueError(f"context={context_len} is outside [1, {settings.max_model_len}], max_model_len")
-    report = report_model(found, model, shape, settings, context_len)
+    try:
+        report = report_model(found, model, shape, settings, context_len)
+    except TpuCompileError as error:
+        raise ValueError(f"the steps of {model} do not compile for {target}: {error}") from error
     if as_json:
         print(json.dumps(dataclasses.asdict(report)))
     else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from aot_extra import needs_compilers
+from aot_extra import needs_compilers, needs_libtpu
 
 from radix_jax.aot import compiling, tpu_compiling
 from radix_jax.cli import main
@@ -56,6 +56,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def as_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused before anything is compiled needs no compilers."""
     monkeypatch.setattr(compiling, "check_installed", lambda: None)
+    monkeypatch.setattr(tpu_compiling, "check_libtpu", lambda: None)
 
 
 @pytest.fixture
@@ -93,12 +94,23 @@ def test_without_compilers_it_says_what_to_install(run: Run, monkeypatch: pytest
         (("--context", "0"), "context=0 is outside [1, "),
         (("--model", "qwen2.5-7b", "--max-model-len", "40000"), "exceeds the 32768 positions of the model"),
         (("--target", "l4", "--dtype", "float32"), "no room for 2 pages"),
+        (("--attention-backend", "pallas_tpu"), "'pallas_tpu' does not run on a GPU; give auto or xla"),
+        (("--target", "v5e", "--attention-backend", "pallas_gpu"), "'pallas_gpu' does not run on a TPU; give auto"),
     ],
 )
 def test_what_cannot_be_is_refused(run: Run, arguments: tuple[str, ...], message: str) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.slow
+@needs_libtpu()
+def test_a_topology_that_libtpu_refuses(run: Run, folder: str) -> None:
+    code, out, err = run("--target", "v5e:7x9", "--model", folder)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: the steps of {folder} do not compile for v5e:7x9: JaxRuntimeError: ")
+    assert "is not divisible by" in err
 
 
 @pytest.mark.slow

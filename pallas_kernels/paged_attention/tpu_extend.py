@@ -205,6 +205,7 @@ def extend_spec_of(
     )
 
 
+@functools.partial(jax.jit, static_argnames=("spec", "interpret"))
 def call_extend_kernel(
     spec: ExtendSpec,
     work: ExtendWork,

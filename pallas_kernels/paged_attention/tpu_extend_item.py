@@ -81,7 +81,7 @@ def read_item(refs: ExtendRefs, index: Any) -> ExtendItem:
 
 
 def num_live(spec: ExtendSpec, item: ExtendItem) -> Scalar:
-    """Tokens of the item's KV tile that its queries see; negative for the padding behind the last item."""
+    """Tokens of the item's KV tile that its queries see; 0 for the padding behind the last item."""
     return jnp.minimum(item.last + 1 - item.kv_tile * spec.tiles.tile_len, spec.tiles.tile_len)
 
 

@@ -146,7 +146,8 @@ def extend_work(
     if window is not None:
         longest = min(longest, (window + tile_tokens - 2) // tile_len + 2)
     tile, place = flat_items(counts, counts.shape[0] * longest + NUM_BUFFERS)
-    kv_tile = jnp.append(begin, 0)[tile] + place
+    # Behind the last item 0, as the kernel looks the pages up of whatever is there.
+    kv_tile = jnp.where(tile < counts.shape[0], jnp.append(begin, 0)[tile] + place, 0)
     work = ExtendWork(
         items=(tile << TILE_SHIFT) | (kv_tile & KV_MASK),
         counts=counts.sum(dtype=jnp.int32).reshape(1),

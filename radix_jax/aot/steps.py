@@ -69,10 +69,13 @@ def settings_of(config: EngineConfig, model: Any, platform: str = "gpu") -> Step
     otherwise.
 
     Raises:
-        ValueError: max_model_len or pages that model or kernels do not have, or a backend that interprets them.
+        ValueError: max_model_len or pages that model or kernels do not have, or a backend that interprets them or is
+            another platform's.
     """
     dtype = config.dtype or "bfloat16"
     backend = _KERNELS[platform] if config.attention_backend == "auto" else config.attention_backend
+    if backend in _KERNELS.values() and backend != _KERNELS[platform]:
+        raise ValueError(f"attention_backend={backend!r} does not run on a {platform.upper()}; give auto or xla")
     longest = most = model.max_position_embeddings
     if backend == "pallas_tpu":
         backend, most = tpu_limits(config, model, dtype)

@@ -86,10 +86,11 @@ def main() -> None:
     jobs, results, dump = map(Path, sys.argv[1:])
     jax.config.update("jax_platforms", "cpu")
     target, asked = pickle.loads(jobs.read_bytes())
-    device = _device(target)
+    device: Any = None
     with results.open("wb") as file:
         for fn, args, donate_argnums, options in asked:
             try:
+                device = device or _device(target)
                 result: TpuProgram | str = compile_one(device, fn, args, donate_argnums, options, dump)
             except Exception as error:  # whatever a compiler raises is the job's result
                 result = f"{type(error).__name__}: {error}"

@@ -14,6 +14,7 @@ from radix_jax.models.base import ModelConfig, ModelParams
 from radix_jax.pallas_kernels.paged_attention import attention_backend
 from radix_jax.pallas_kernels.paged_attention.backends import (
     MIN_COMPUTE_CAPABILITY,
+    TPU_BACKENDS,
     UnsupportedOption,
     compute_capability,
 )
@@ -55,8 +56,9 @@ def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
         raise ValueError(f"dtype={config.dtype!r}, but params are {dtype}; cast them, or leave dtype out")
     longest = params.config.max_position_embeddings
     most = CPU_MAX_MODEL_LEN if on_cpu else longest
-    if backend == "pallas_tpu":
-        backend, most = tpu_limits(config, params.config, dtype)
+    if backend in TPU_BACKENDS:
+        backend, limit = tpu_limits(config, params.config, dtype)
+        most = min(most, limit)
     max_model_len = config.max_model_len or min(longest, most)
     if max_model_len > longest:
         raise ValueError(f"max_model_len={max_model_len} exceeds the {longest} positions of the model; lower it")
@@ -77,8 +79,8 @@ def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
 
 
 def tpu_limits(config: EngineConfig, model: ModelConfig, dtype: str) -> tuple[str, int]:
-    """(backend, most tokens of a request) where the TPU kernels are wanted: pallas_tpu, or xla where they can't do
-    this pool and the backend was left open. What scalar memory has room for is logged.
+    """(backend, most tokens of a request) where the TPU kernels are wanted: what was asked for; of what was left open
+    pallas_tpu, or xla where they can't do this pool. What scalar memory has room for is logged.
 
     dtype: of the weights.
 
@@ -110,7 +112,7 @@ def tpu_limits(config: EngineConfig, model: ModelConfig, dtype: str) -> tuple[st
     if not most:
         raise ValueError(told)
     _LOG.info("%s", told)
-    return "pallas_tpu", min(longest, most)
+    return "pallas_tpu" if config.attention_backend == "auto" else config.attention_backend, min(longest, most)
 
 
 def _choose_num_pages(model: ModelConfig, config: EngineConfig, backend: str, max_model_len: int, kv_dtype: str) -> int:

@@ -135,6 +135,15 @@ def test_a_backend_is_refused_where_it_cannot_run() -> None:
         resolve_config(EngineConfig(attention_backend="pallas_gpu"), tiny_params())
 
 
+def test_pages_that_the_interpreted_tpu_kernels_cannot_do_are_refused() -> None:
+    config = EngineConfig(num_pages=9, page_size=8, attention_backend="pallas_tpu_interpret")
+    assert resolve_config(config, tiny_params()).attention_backend == "pallas_tpu_interpret"
+    with pytest.raises(ValueError, match="a power of two and at least 8 for float32, and here it is 24"):
+        resolve_config(dataclasses.replace(config, page_size=24), tiny_params())
+    with pytest.raises(ValueError, match="no pool of float16"):
+        resolve_config(dataclasses.replace(config, kv_dtype="float16"), tiny_params())
+
+
 def on_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where there is a TPU; what it resolves is not run."""
     monkeypatch.setattr(resolve, "attention_backend", lambda requested, _: ("pallas_tpu", "this is TPU v5 lite"))

@@ -132,6 +132,28 @@ def test_chunks(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
     assert_right(case, capsys, small=True)
 
 
+def test_outside_of_jit_with_a_table_shorter_than_a_tile() -> None:
+    """Interpreted, a kernel that looks up what is behind the table ends with an error."""
+    case = on_tpu(OracleCase("small", ((3, 5),), num_heads=1, num_kv_heads=1))
+    rows = case_inputs(case)
+    out = paged_attention_extend(
+        jnp.asarray(rows.q),
+        jnp.asarray(rows.kv_pages),
+        *map(jnp.asarray, rows.rows),
+        page_offset=rows.page_offset,
+        scale=case.score_scale,
+        sliding_window=None,
+        logit_soft_cap=None,
+        return_lse=False,
+        num_kv_heads=1,
+        kv_scales=None,
+        max_q_len=3,
+        chip=SMALL_CHIP,
+        interpret=pltpu.InterpretParams(),
+    )
+    np.testing.assert_allclose(np.asarray(out, np.float64), expected(case, rows)[0], rtol=0, atol=tolerance(case))
+
+
 @pytest.mark.aot
 @pytest.mark.parametrize("case", SLOW_CASES, ids=lambda case: case.name)
 def test_more_chunks(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
