@@ -4,7 +4,6 @@ It appends a pickled TpuProgram to RESULTS for each job, or a string that says w
 """
 
 import pickle
-import re
 import sys
 import tempfile
 import time
@@ -17,10 +16,8 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from radix_jax.aot.tpu_compiling import TpuProgram
-from radix_jax.aot.tpu_report import read_kernels
+from radix_jax.aot.tpu_report import KERNEL_CODE, read_kernels
 from radix_jax.aot.tpu_targets import TpuTarget
-
-_KERNEL_CODE = re.compile(r'"body":"[^"]*"')
 
 
 def compile_one(
@@ -43,7 +40,7 @@ def compile_one(
         told = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         compiled = lowered.compile(compiler_options=options | told)
         compiled_at = time.perf_counter()
-        text = _KERNEL_CODE.sub('"body":""', _read_hlo(Path(folder)))
+        text = _read_hlo(Path(folder))
     memory: Any = compiled.memory_analysis()
     kernels = read_kernels(dump, text)
     for path in dump.iterdir():
@@ -55,7 +52,7 @@ def compile_one(
         output_bytes=memory.output_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
-        text=text,
+        text=KERNEL_CODE.sub('"body":""', text),
         kernels=tuple(kernels),
         bundles=tuple(kernels.values()),
     )

@@ -4,10 +4,12 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from radix_jax.aot.tpu_bundles import Program, read_program
 
 _CALL = re.compile(r'^\s*(?:ROOT )?%?([\w.-]+) = .*custom_call_target="tpu_custom_call"')
+KERNEL_CODE = re.compile(r'"body":"[^"]*"')
 _SCOPED = re.compile(r'"used_scoped_memory_configs":\[(.*?)\]')
 _VMEM = re.compile(r'"memory_space":"1".*?"size":"(\d+)"')
 _CYCLES = re.compile(r'hlo_op_name: "([^"]+)"\s+estimated_cycles: (\d+)')
@@ -43,10 +45,11 @@ class TpuKernel:
 
 
 def read_kernels(folder: Path, hlo: str) -> dict[TpuKernel, Program]:
-    """The kernels of a program and their bundles, from its compiled HLO and the folder into which libtpu wrote what it
-    made of each.
+    """The kernels of a program and their bundles, from its compiled HLO, with the kernels' code, and the folder into
+    which libtpu wrote what it made of each.
 
-    Kernels that are the same but for the number in their name are one.
+    Kernels that are the same but for the number in their name are one. Of those with the same code libtpu may write
+    only one down.
 
     Raises:
         ValueError: libtpu wrote nothing of a kernel.
@@ -54,24 +57,35 @@ def read_kernels(folder: Path, hlo: str) -> dict[TpuKernel, Program]:
     bundles, uses, cycles = _read_folder(folder)
     launches: Counter[TpuKernel] = Counter()
     programs: dict[TpuKernel, Program] = {}
-    for call, vmem_bytes in kernel_calls(hlo).items():
-        if call not in bundles:
-            raise ValueError(f"libtpu wrote no bundles of {call}, only of {', '.join(bundles) or 'nothing'}")
-        program = read_program(bundles[call], uses.get(call, ""))
-        kernel = _kernel(call, program, vmem_bytes, cycles.get(call))
+    calls = kernel_calls(hlo)
+    written = {call.code: name for name, call in calls.items() if name in bundles}
+    for name, call in calls.items():
+        source = name if name in bundles else written.get(call.code)
+        if source is None:
+            raise ValueError(f"libtpu wrote no bundles of {name}, nor of a kernel with the same code")
+        program = read_program(bundles[source], uses.get(source, ""))
+        kernel = _kernel(name, program, call.vmem_bytes, cycles.get(source))
         launches[kernel] += 1
         programs.setdefault(kernel, program)
     return {replace(kernel, launches=number): programs[kernel] for kernel, number in launches.items()}
 
 
-def kernel_calls(hlo: str) -> dict[str, int]:
-    """VMEM bytes of each call of a Mosaic kernel, by the name of its instruction."""
+class KernelCall(NamedTuple):
+    """code: as the HLO has it. vmem_bytes: that XLA set aside."""
+
+    code: str
+    vmem_bytes: int
+
+
+def kernel_calls(hlo: str) -> dict[str, KernelCall]:
+    """Each call of a Mosaic kernel, by the name of its instruction."""
     calls = {}
     for line in hlo.splitlines():
         if call := _CALL.match(line):
             scoped = _SCOPED.search(line)
             sizes = _VMEM.findall(scoped[1]) if scoped else []
-            calls[call[1]] = sum(map(int, sizes))
+            code = KERNEL_CODE.search(line)
+            calls[call[1]] = KernelCall(code[0] if code else "", sum(map(int, sizes)))
     return calls
 
 

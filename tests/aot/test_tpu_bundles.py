@@ -1,9 +1,11 @@
 """What is read from the bundles that libtpu writes of a kernel."""
 
+from pathlib import Path
+
 import pytest
 
 from radix_jax.aot.tpu_bundles import Work, read_program
-from radix_jax.aot.tpu_report import kernel_calls
+from radix_jax.aot.tpu_report import kernel_calls, read_kernels
 
 # Two loops, the inner one of copies; a branch over [6, 9) that always has one matmul less than the way through it.
 BUNDLES = """
@@ -84,13 +86,35 @@ def test_a_text_without_bundles_is_an_error() -> None:
         read_program("hello")
 
 
-def test_kernels_and_their_vmem_are_found_in_the_program() -> None:
-    call = 'bf16[8,128]{1,0} custom-call(%a), custom_call_target="tpu_custom_call", backend_config='
-    asked = '"scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"104857600"}]'
-    used = '"used_scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"9408512"}]'
-    hlo = f"""
+CALL = 'bf16[8,128]{1,0} custom-call(%a), custom_call_target="tpu_custom_call", backend_config='
+ASKED = '"scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"104857600"}]'
+USED = '"used_scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"9408512"}]'
+HLO = f"""
   %copy.1 = bf16[8,128]{{1,0}} copy(%a)
-  %decode.3 = {call}{{{asked},{used}}}
-  ROOT %write = {call}{{{asked},"used_scoped_memory_configs":[]}}
+  %decode.3 = {CALL}{{"body":"TUxJ",{ASKED},{USED}}}
+  %decode.4 = {CALL}{{"body":"TUxJ",{ASKED},{USED}}}
+  ROOT %write = {CALL}{{"body":"UjFX","used_scoped_memory_configs":[]}}
 """
-    assert kernel_calls(hlo) == {"decode.3": 9408512, "write": 0}
+
+
+def test_kernels_and_their_vmem_are_found_in_the_program() -> None:
+    calls = kernel_calls(HLO)
+    assert {name: call.vmem_bytes for name, call in calls.items()} == {
+        "decode.3": 9408512,
+        "decode.4": 9408512,
+        "write": 0,
+    }
+    assert calls["decode.3"].code == calls["decode.4"].code != calls["write"].code
+
+
+def test_of_kernels_with_the_same_code_one_is_written_down(tmp_path: Path) -> None:
+    (tmp_path / "17-decode.4-02-final_bundles.txt").write_text(BUNDLES)
+    (tmp_path / "17-decode.4-01-schedule-analysis_final_bundles.txt").write_text("")
+    with pytest.raises(ValueError, match="libtpu wrote no bundles of write, nor of a kernel with the same code"):
+        read_kernels(tmp_path, HLO)
+    (tmp_path / "18-write-02-final_bundles.txt").write_text("0x1 : { %1 = vadd.f32 %v1 }")
+    kernels = {kernel.name: kernel for kernel in read_kernels(tmp_path, HLO)}
+    assert {name: (kernel.launches, kernel.bundles) for name, kernel in kernels.items()} == {
+        "decode": (2, 23),
+        "write": (1, 1),
+    }
