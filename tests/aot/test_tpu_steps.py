@@ -106,6 +106,20 @@ def test_a_pool_that_is_not_given_away_is_copied() -> None:
     assert pool_copies(given.text, num_elements) == []
 
 
+@pytest.mark.slow
+@needs_libtpu()
+@pytest.mark.parametrize("name", ["v5e", "v7x"])
+def test_pages_take_no_more_memory_than_their_lanes(name: str) -> None:
+    """The smallest pages, of one kv head of 64, as a shard has them: no tile of the device's memory is padded."""
+    for page_size, dtype in ((8, "bfloat16"), (8, "float32"), (32, "float8_e4m3fn")):
+        shape = Shape(num_rows=4, num_tokens=4, page_size=page_size, num_q_heads=4, num_kv_heads=1, head_dim=64)
+        decode = our_decode(name, dataclasses.replace(shape, kv_dtype=dtype))
+        given = compile_for_tpu(tpu_target_of(name), decode.fn, *decode.args, donate_argnums=decode.donate_argnums)
+        pool = decode.args[3]
+        assert pool.shape == (shape.num_pages, page_size, 2 * 64)
+        assert given.alias_bytes <= 1.05 * math.prod(pool.shape) * pool.dtype.itemsize
+
+
 def _recorded() -> dict[tuple[str, str], Any]:
     return {(one["model"], one["target"]): one for one in json.loads(RECORDED.read_text())}
 

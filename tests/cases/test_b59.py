@@ -10,16 +10,17 @@ from radix_jax.plan import Bucket, StepPlan, StepRow
 from radix_jax.request import Request, SamplingParams
 from radix_jax.runner.pack import Packer, empty_step
 
-NUM_LAYERS, NUM_PAGES, PAGE_SIZE, WIDTH = 2, 6, 4, 8
+# Pages and a width that every backend can do.
+NUM_LAYERS, NUM_PAGES, PAGE_SIZE, WIDTH = 2, 6, 8, 128
 NUM_SLOTS = NUM_LAYERS * NUM_PAGES * PAGE_SIZE
 LAST_PAGE = NUM_PAGES - 1
-BACKENDS = ("xla", "pallas_interpret")
+BACKENDS = ("xla", "pallas_interpret", "pallas_tpu_interpret")
 
 
 def packed() -> StepInputs:
     """3 rows in a bucket of 8; one of them fills the last slot of the last page."""
     rows = []
-    for i, (start, pages) in enumerate([(2, [3]), (7, [1, LAST_PAGE]), (4, [2, 4])]):
+    for i, (start, pages) in enumerate([(2, [3]), (15, [1, LAST_PAGE]), (8, [2, 4])]):
         request = Request(
             request_id=str(i),
             token_ids=np.arange(start + 1, dtype=np.int32),
@@ -48,7 +49,7 @@ def changed_slots(write_slots: np.ndarray, layer: int, backend: str) -> list[int
 def test_three_rows_and_five_pads_change_three_slots_of_each_layer(backend: str) -> None:
     slots = np.asarray(packed().write_slots)
     assert len(slots) == 8
-    expected = [4 * PAGE_SIZE, 3 * PAGE_SIZE + 2, LAST_PAGE * PAGE_SIZE + 3]
+    expected = [4 * PAGE_SIZE, 3 * PAGE_SIZE + 2, LAST_PAGE * PAGE_SIZE + 7]
     for layer in range(NUM_LAYERS):
         per_layer = layer * NUM_PAGES * PAGE_SIZE
         assert changed_slots(slots, layer, backend) == [per_layer + slot for slot in sorted(expected)]

@@ -78,6 +78,8 @@ def padding(count: int) -> list[int]:
         ("bfloat16", 16, [*range(21, 50), *range(64, 80), 3, 200, NUM_PAGES * 16 - 1, 0, *padding(3)]),
         # Two tokens of a group that do not follow each other, and one of it in front of another's.
         ("float32", 8, [4, 100, 6, 5, 20, 21, *padding(1)]),
+        # Blocks of 128 tokens, of which the third has the memory of the first.
+        ("bfloat16", 16, [*range(5, 325)]),
     ],
 )
 def test_write(dtype: str, page_size: int, slots: list[int], capsys: pytest.CaptureFixture[str]) -> None:
