@@ -82,12 +82,13 @@ def rows_of(num_rows: int, q_len: int, context: int) -> tuple[jax.Array, ...]:
     return pool, table.astype(jnp.int32), kv_lens, jnp.arange(num_rows + 1, dtype=jnp.int32) * q_len
 
 
-def decode_step(q: jax.Array, new: jax.Array, pool: jax.Array, *rows: jax.Array) -> jax.Array:
-    """Attention of a decode step that writes its tokens too."""
+def decode_step(pool: jax.Array, q: jax.Array, new: jax.Array, *rows: jax.Array) -> jax.Array:
+    """The pool after attention of a decode step that writes its tokens too. Calls are chained by the pool: one that
+    stayed what it was would be copied for each."""
     page_table, kv_lens, cu_q_lens = rows
     slots = jnp.zeros(q.shape[0], jnp.int32)
     keywords = {"page_offset": 0, "scale": HEAD_DIM**-0.5, "max_q_len": 1}
-    return attend_and_write_tpu(q, new, new, pool, page_table, kv_lens, cu_q_lens, slots, **keywords)[0]
+    return attend_and_write_tpu(q, new, new, pool, page_table, kv_lens, cu_q_lens, slots, **keywords)[1]
 
 
 def extend_step(q_len: int, q: jax.Array, pool: jax.Array, *rows: jax.Array) -> Any:
@@ -112,7 +113,8 @@ def time_decode(report: Report, peaks: Peaks) -> None:
     for num_rows, context in DECODE:
         q = jax.random.normal(jax.random.key(0), (num_rows, NUM_HEADS, HEAD_DIM), jnp.bfloat16)
         new = jax.random.normal(jax.random.key(3), (num_rows, NUM_KV_HEADS, HEAD_DIM), jnp.bfloat16)
-        seconds = time_calls(decode_step, (q, new, *rows_of(num_rows, 1, context)))
+        pool, *rows = rows_of(num_rows, 1, context)
+        seconds = time_calls(decode_step, (pool, q, new, *rows))
         share = num_rows * context * WIDTH * 2 / peaks.bandwidth / seconds
         report.row(decode=f"{num_rows}x{context:,}", us=seconds * 1e6, share_of_bandwidth=share)
         if (num_rows, context) == DECODE[0]:

@@ -116,8 +116,11 @@ def measure(target: TpuTarget, kernels: Sequence[Measured]) -> tuple[list[Static
     compiled = dict(zip(jobs, compile_all(target, [*jobs.values()]), strict=True))
     for kernel in kernels:
         result = compiled[kernel.program]
+        named = f"{kernel.source} {kernel.kernel} {kernel.shape} on {target.name}"
         if isinstance(result, TpuCompileError):
-            refused.append(f"{kernel.source} {kernel.kernel} {kernel.shape} on {target.name}: {_first_line(result)}")
+            refused.append(f"{named}: {_first_line(result)}")
+        elif not result.kernels:
+            refused.append(f"{named}: it calls no Pallas kernel, so there are no bundles to count")
         else:
             figures, program = max(zip(result.kernels, result.bundles, strict=True), key=lambda pair: pair[0].bundles)
             rows.append(_row(target, kernel, figures, program, cycles.get(kernel.program)))
@@ -253,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="tpu_static", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="print one line, a JSON list of rows")
+    parser.add_argument("--json", action="store_true", help="print one line, a JSON list of attention's rows")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the rows into a file")
     parser.add_argument("--target", action="append", help="v5e, v6e, v7x, v5p or v4; may be repeated; v5e by default")
     parser.add_argument("--kernel", action="append", metavar="PATH:FN", default=[], help="measure this one as well")
@@ -273,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for line in refused:
         print(line, file=sys.stderr)
     if args.json:
-        print(json.dumps([asdict(row) for row in rows]))
+        print(json.dumps([asdict(row) for row in rows if row.kernel != "write"]))
         return
     table = Table()
     for column in StaticRow.__dataclass_fields__:
