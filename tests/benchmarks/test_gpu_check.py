@@ -96,17 +96,20 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_every_section_runs_without_an_error(found: dict) -> None:
     assert set(found["sections"]) == SECTIONS
     assert {name: section["error"] for name, section in found["sections"].items() if "error" in section} == {}
 
 
+@pytest.mark.slow
 def test_what_a_cpu_can_not_do_is_dropped_and_nothing_else(found: dict) -> None:
     dropped = [drop for section in found["sections"].values() for drop in section.get("dropped", ())]
     assert {drop["what"] for drop in dropped} == {"ours at 64x64", "dense cudnn at 2x32"}
     assert "needs 4096 slots, the pool has 512" in str(dropped)
 
 
+@pytest.mark.slow
 def test_numerics_are_right_everywhere(found: dict) -> None:
     rows = [row for section in found["sections"].values() for row in section.get("rows", ())]
     assert sum("ok" in row for row in rows) == 6  # 1 grid, 2 writes, 1 pool, 2 shapes
@@ -118,6 +121,7 @@ def test_numerics_are_right_everywhere(found: dict) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_all_forms_of_a_shape_agree(found: dict) -> None:
     rows = [row for name in ("decode", "baselines", "blocks") for row in found["sections"][name]["rows"]]
     forms = {row["form"] for row in rows}
@@ -128,6 +132,7 @@ def test_all_forms_of_a_shape_agree(found: dict) -> None:
     assert all(row["us"] > 0 and row["share_of_bandwidth"] > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_pools_stay_where_they_are(found: dict) -> None:
     rows = [row for name in ("steps", "write", "offline") for row in found["sections"][name]["rows"]]
     assert [row["pool_in_place"] for row in rows] == [True] * len(rows)
@@ -149,6 +154,7 @@ def test_work_counts_what_has_to_be_read_and_computed() -> None:
     assert ExtendShape(64, 1, 4095).name == "64x4,096"
 
 
+@pytest.mark.slow
 def test_targets_name_what_was_aimed_at(found: dict) -> None:
     aimed = {target["name"]: target["at_least"] for target in found["targets"]}
     assert aimed["decode 2x64: share of copy bandwidth"] == 0.85

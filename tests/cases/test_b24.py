@@ -60,6 +60,7 @@ def waits_of_cold_requests(policy: str, *, num_steps: int, cold_every: int) -> l
     return waits
 
 
+@pytest.mark.slow
 def test_cold_requests_run_within_the_bound_while_hot_ones_keep_coming() -> None:
     waits = waits_of_cold_requests("lpm", num_steps=10_000, cold_every=991)
     # The first one has nobody behind it in line; each step is a pass that admits a hot one instead.

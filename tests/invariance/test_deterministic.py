@@ -57,7 +57,7 @@ def bits(output: RequestOutput) -> list[Any]:
     return [completion.token_ids, entries, np.asarray(completion.sampling_logprobs, np.float32).tobytes()]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def dtype(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -1,5 +1,6 @@
 """What was compiled, why, how long it took; and the persistent compile cache."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,8 +51,14 @@ print(jax.config.jax_compilation_cache_dir)
 def test_compiles_are_kept_in_the_folder_unless_the_program_has_its_own(own: bool, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "a" / "ours", tmp_path / "theirs"
     arguments = [str(ours), str(theirs) if own else ""]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION_CACHE")}
     done = subprocess.run(
-        [sys.executable, "-c", KEEP, *arguments], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", KEEP, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert done.stdout.strip() == str(theirs if own else ours)
     assert ours.exists() is not own

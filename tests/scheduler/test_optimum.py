@@ -66,6 +66,7 @@ def pages_of_longest(prompts: list[list[int]], max_tokens: int, page_size: int) 
     chunk_len=st.sampled_from((16, 256)),
 )
 @settings(max_examples=100)
+@pytest.mark.slow
 def test_one_after_the_other_in_a_pool_that_just_holds_the_longest(
     prompts: list[list[int]], page_size: int, policy: str, max_tokens: int, num_spare_pages: int, chunk_len: int
 ) -> None:
@@ -115,6 +116,7 @@ def test_many_together_in_an_ample_pool(
     max_tokens=st.sampled_from((1, 3)),
 )
 @settings(max_examples=100)
+@pytest.mark.slow
 def test_with_partial_pages_between_that_and_the_edges_by_tokens(
     prompts: list[list[int]],
     page_size: int,

@@ -160,16 +160,16 @@ def _kept_engine(module: Llama, fields: tuple[tuple[str, Any], ...]) -> Engine:
 
 
 @functools.cache
-def _programs(module: Llama, attention_backend: str, shape: tuple[int, ...], num_rows: int) -> dict[Any, Any]:
+def _programs(module: Llama, attention_backend: str, shapes: tuple[tuple[int, ...], ...]) -> dict[Any, Any]:
     return {}
 
 
 def share_programs(engine: Engine, module: Llama | None = None) -> Engine:
-    """The engine, running what was compiled for others of its model, backend, pool and rows: a program is a bucket's,
-    and knows nothing of the settings that the host alone reads."""
+    """The engine, running what was compiled for others of its model and backend whose arrays on the device have the
+    same shapes: a program is a bucket's, and knows nothing of the settings that the host alone reads."""
     runner = engine._runner
-    key = module or tiny_llama(), engine.config.attention_backend, runner.kv.shape, runner._max_rows
-    runner._compiled = _programs(*key)
+    shapes = runner.kv.shape, runner.sampler_state.tokens.shape, runner._last_tokens.shape
+    runner._compiled = _programs(module or tiny_llama(), engine.config.attention_backend, shapes)
     return engine
 
 
