@@ -21,7 +21,7 @@ test: $(VENV)/.installed-test  ## the tests, 15 minutes at most on 2 cores; need
 test-slow: $(SLOW_VENV)/.installed-test $(SLOW_VENV)/.installed-oracle $(SLOW_VENV)/.installed-aot $(SLOW_VENV)/.installed-aot-tpu  ## the rest: against transformers, the real model at length, kernels compiled for GPUs and TPUs
 	$(SLOW_VENV)/$(PYTEST) -m 'slow and not aot' --timeout=1200 --no-loadscope-reorder
 
-test-aot: $(SLOW_VENV)/.installed-test $(SLOW_VENV)/.installed-aot $(SLOW_VENV)/.installed-aot-tpu  ## full models compiled for accelerators that are not there, the TPU kernels through the whole grid
+test-aot: $(SLOW_VENV)/.installed-test $(SLOW_VENV)/.installed-aot $(SLOW_VENV)/.installed-aot-tpu  ## full models compiled for accelerators that are not there, the rest of the TPU kernels' grid
 	$(SLOW_VENV)/$(PYTEST) -m aot
 
 lint: $(VENV)/.installed-dev  ## style, types and the arrows between the rooms

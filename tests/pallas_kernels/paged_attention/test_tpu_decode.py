@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from tpu_interpreter import INTERPRET, assert_no_race
 
 from radix_jax.pallas_kernels.paged_attention.backends import UnsupportedOption
 from radix_jax.pallas_kernels.paged_attention.oracle_grid import (
@@ -26,7 +27,6 @@ from radix_jax.pallas_kernels.paged_attention.tpu_decode import spec_of
 from radix_jax.pallas_kernels.paged_attention.tpu_steps import NUM_COPY_STEPS, decode_steps
 from radix_jax.pallas_kernels.paged_attention.tpu_tiles import MIB, TpuChip, write_group
 
-INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 # So little VMEM that tiles are 128 tokens long (float8: 256): rows then have several, and buffers are used again.
 SMALL_CHIP = TpuChip(MIB + 350_000, 3)
 # The same for wide pools of float32.
@@ -136,10 +136,6 @@ def assert_writes(case: OracleCase, rows: PagedRows, *, chip: TpuChip) -> None:
     np.testing.assert_array_equal(given, want)
 
 
-def assert_no_race(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "RACE DETECTED" not in capsys.readouterr().out
-
-
 # Between them: each kind of dtype, a window, a soft cap, heads that share a slab and one that fills two, lanes in two
 # groups and spare ones, tiles of several pages and pages of several tiles, more tokens than rows, a traced offset.
 CASES = (
@@ -194,15 +190,26 @@ def test_a_wrong_page_shows() -> None:
         assert_right(case, right, attend(case, rows, chip=SMALL_CHIP, lse=False))
 
 
-def test_races_are_found(capsys: pytest.CaptureFixture[str]) -> None:
-    """What the other tests rely on: reading a buffer whose copy was not waited for."""
+def read_before_it_came(x: Any, out: Any, buffer: Any, semaphore: Any) -> None:
+    copy = pltpu.make_async_copy(x, buffer, semaphore)
+    copy.start()
+    out[...] = buffer[...]
+    copy.wait()
 
-    def kernel(x: Any, out: Any, buffer: Any, semaphore: Any) -> None:
-        copy = pltpu.make_async_copy(x, buffer, semaphore)
+
+def copy_over_copies(x: Any, out: Any, buffer: Any, semaphore: Any) -> None:
+    """So many that they do not all tick the same part of the clock."""
+    copies = [pltpu.make_async_copy(x, buffer, semaphore) for _ in range(8)]
+    for copy in copies:
         copy.start()
-        out[...] = buffer[...]
+    for copy in copies:
         copy.wait()
+    out[...] = buffer[...]
 
+
+@pytest.mark.parametrize("kernel", [read_before_it_came, copy_over_copies])
+def test_races_are_found(kernel: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    """What the other tests rely on."""
     call = pl.pallas_call(
         kernel,
         out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32),
@@ -212,7 +219,6 @@ def test_races_are_found(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
     def run() -> None:
-        """jax 0.12 raises, 0.10 prints."""
         jax.block_until_ready(call(jnp.ones((8, 128))))
         assert_no_race(capsys)
 
@@ -240,21 +246,39 @@ def test_parts_of_a_slab_are_in_order(num_slabs: int, mxu_size: int) -> None:
     assert all(("copies", index) in at for index in range(NUM_COPY_STEPS))
 
 
-def _slow_cases(writes: bool) -> list[Any]:
-    cases = [on_tpu(case) for case in DECODE_CASES if case.dtype != "float16" and not (writes and case.return_lse)]
-    return [pytest.param(case, id=case.name) for case in cases]
+# The rest of the grid takes minutes. These and those that write have between them: a window, a soft cap, log sums,
+# heads of 64 to 256, up to 16 query heads on a kv head, each dtype, a traced offset, two lengths of pages.
+SLOW = ("more-tokens-than-rows", "6-heads-on-2", "page-size-64", "window-1", "lse", "float8_e5m2")
+SLOW_WRITING = (
+    "traced-page-offset",
+    "16-heads-on-1",
+    "head-dim-80",
+    "head-dim-96",
+    "head-dim-128",
+    "head-dim-256",
+    "window-16",
+    "soft-cap",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+)
 
 
-@pytest.mark.aot
-@pytest.mark.parametrize("case", _slow_cases(writes=False))
+def _grid_cases(slow_names: tuple[str, ...], *, writes: bool) -> list[Any]:
+    marks = dict.fromkeys((f"decode-{name}" for name in slow_names), pytest.mark.slow)
+    cases = [case for case in DECODE_CASES if case.dtype != "float16" and not (writes and case.return_lse)]
+    assert marks.keys() <= {case.name for case in cases}
+    return [pytest.param(on_tpu(case), id=case.name, marks=marks.get(case.name, pytest.mark.aot)) for case in cases]
+
+
+@pytest.mark.parametrize("case", _grid_cases(SLOW, writes=False))
 def test_the_grid(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
     rows = case_inputs(case)
     assert_right(case, rows, *attend(case, rows, chip=FOUR_BUFFERS))
     assert_no_race(capsys)
 
 
-@pytest.mark.aot
-@pytest.mark.parametrize("case", _slow_cases(writes=True))
+@pytest.mark.parametrize("case", _grid_cases(SLOW_WRITING, writes=True))
 def test_the_grid_writing(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
     assert_writes(case, case_inputs(case), chip=FOUR_BUFFERS)
     assert_no_race(capsys)
@@ -282,7 +306,7 @@ def any_lens() -> Callable[[int], PagedRows]:
     return make
 
 
-@pytest.mark.aot
+@pytest.mark.slow
 def test_any_lengths(any_lens: Callable[[int], PagedRows], capsys: pytest.CaptureFixture[str]) -> None:
     case = OracleCase("any", LONG, decode=True, dtype="bfloat16")
     for seed in range(12):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
+from tpu_interpreter import INTERPRET, assert_no_race
 
 from radix_jax.pallas_kernels.paged_attention.backends import UnsupportedOption
 from radix_jax.pallas_kernels.paged_attention.oracle_grid import (
@@ -36,7 +36,6 @@ from radix_jax.pallas_kernels.paged_attention.tpu_tiles import (
     vmem_array_bytes,
 )
 
-INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 SMALL_CHIP = TpuChip(3 * MIB, 3)
 # Rows over several tiles either way; rows that end and begin at tiles' ends; single queries between them.
 LONG = ((90, 170), (1, 300), (34, 350), (64, 64), (2, 0), (1, 0), (33, 95))
@@ -46,7 +45,7 @@ CASES = (
     OracleCase("bfloat16-window", LONG, num_heads=3, num_kv_heads=1, dtype="bfloat16", sliding_window=60),
     OracleCase("two-lane-groups", LONG, num_heads=3, num_kv_heads=3, head_dim=80, spare_lanes=32, return_lse=True),
 )
-SLOW_CASES = (
+LARGE_CASES = (
     OracleCase("large-pages", LONG, page_size=256, num_heads=8, num_kv_heads=1, head_dim=128, sliding_window=140),
     OracleCase("soft-cap", LONG, num_heads=4, num_kv_heads=2, head_dim=96, spare_lanes=0, logit_soft_cap=5.0),
     OracleCase("traced", LONG, num_heads=2, num_kv_heads=2, dtype="bfloat16", traced_offset=True, return_lse=True),
@@ -73,7 +72,27 @@ def on_tpu(case: OracleCase) -> OracleCase:
     return replace(case, spare_lanes=spare_lanes, page_size=page_size, num_pages=num_pages, pool_dtype=pool_dtype)
 
 
-GRID_CASES = tuple(on_tpu(case) for case in GRID if not case.decode)
+# The rest of the grid takes minutes. These have between them: a window, a soft cap, log sums, heads of 64 to 256, up to
+# 16 query heads on a kv head, each dtype, a traced offset, two lengths of pages.
+SLOW = (
+    "traced",
+    "float8",
+    "mixed-lse-window-and-soft-cap",
+    "cached-prefix-head-dim-96",
+    "cached-prefix-head-dim-256",
+    "mixed-16-heads-on-1",
+    "mixed-float16",
+    "mixed-float8_e5m2",
+    "mixed-rounded-width",
+    "mixed-page-size-64",
+)
+
+
+def _grid_cases() -> list[Any]:
+    marks = dict.fromkeys(SLOW, pytest.mark.slow)
+    cases = (*LARGE_CASES, *(on_tpu(case) for case in GRID if not case.decode))
+    assert marks.keys() <= {case.name for case in cases}
+    return [pytest.param(case, id=case.name, marks=marks.get(case.name, pytest.mark.aot)) for case in cases]
 
 
 def attend(case: OracleCase, rows: PagedRows, *, chip: TpuChip = SMALL_CHIP) -> tuple[jax.Array, jax.Array | None]:
@@ -124,7 +143,7 @@ def assert_right(case: OracleCase, capsys: pytest.CaptureFixture[str], *, small:
     assert not np.asarray(out[rows.num_tokens :], np.float32).any()
     if lse is not None:
         np.testing.assert_allclose(np.asarray(lse, np.float64), right_lse, rtol=0, atol=tolerance(case))
-    assert "RACE DETECTED" not in capsys.readouterr().out
+    assert_no_race(capsys)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -149,19 +168,18 @@ def test_outside_of_jit_with_a_table_shorter_than_a_tile() -> None:
         kv_scales=None,
         max_q_len=3,
         chip=SMALL_CHIP,
-        interpret=pltpu.InterpretParams(),
+        interpret=INTERPRET,
     )
     np.testing.assert_allclose(np.asarray(out, np.float64), expected(case, rows)[0], rtol=0, atol=tolerance(case))
 
 
 @pytest.mark.aot
-@pytest.mark.parametrize("case", SLOW_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", LARGE_CASES, ids=lambda case: case.name)
 def test_more_chunks(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
     assert_right(case, capsys, small=True)
 
 
-@pytest.mark.aot
-@pytest.mark.parametrize("case", GRID_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", _grid_cases())
 def test_grid(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
     assert_right(case, capsys)
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.experimental.pallas import tpu as pltpu
+from tpu_interpreter import INTERPRET, assert_no_race
 
 from radix_jax.pallas_kernels.paged_attention.backends import UnsupportedOption
 from radix_jax.pallas_kernels.paged_attention.tpu_write import choose_block_len, find_runs, write_kv_tpu
 
-INTERPRET = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 NUM_LAYERS, NUM_PAGES = 2, 24
 HEADS, HEAD_DIM, WIDTH = 2, 80, 384
 PADDING = 10**6
@@ -61,10 +60,6 @@ def assert_written(
             pool.dtype
         )
     np.testing.assert_array_equal(bits(written), bits(want))
-
-
-def assert_no_race(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "RACE DETECTED" not in capsys.readouterr().out
 
 
 def padding(count: int) -> list[int]:
@@ -151,7 +146,7 @@ def test_blocks_are_no_longer_than_need_be() -> None:
     assert choose_block_len(4096, 16384, "bfloat16") == 8
 
 
-@pytest.mark.aot
+@pytest.mark.slow
 def test_any_slots(capsys: pytest.CaptureFixture[str]) -> None:
     """Rows of any length in any order, over several blocks."""
     for seed in range(8):
