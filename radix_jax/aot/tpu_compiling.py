@@ -100,6 +100,7 @@ def compile_all(
 
     Where a job ends the child, those behind it go on in another. with_cycles: ask libtpu for its estimate of the
     kernels' cycles, too, which ends the child over some copies, and over anything where the target has no estimate.
+    The text then lacks the kernels' code and what VMEM they take.
 
     Raises:
         ImportError, TypeError: as `compile_for_tpu`.

@@ -42,15 +42,26 @@ def ends_the_process(x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("name", [*tpu_generations(), "v5e:2x4", "v6e:2x2", "tpu7x:2x2x1"])
 def test_a_kernel_for_each_generation(name: str) -> None:
     target = tpu_target_of(name)
-    (program,) = compile_all(target, [TpuJob(squares, (ROWS,))], with_cycles=target.has_static_cycles)
-    assert isinstance(program, TpuProgram)
+    program = compile_for_tpu(target, squares, ROWS)
     (kernel,) = program.kernels
     assert (kernel.name, kernel.launches) == ("square", 2)
     assert kernel.bundles == program.bundles[0].total.bundles
     assert program.bundles[0].total.matmuls > 0
-    assert (kernel.static_cycles is not None) == target.has_static_cycles
+    assert kernel.static_cycles is None
     assert program.argument_bytes == 64 * 128 * 2
     assert '"body":""' in program.text
+
+
+@pytest.mark.slow
+@needs_libtpu()
+@pytest.mark.parametrize("name", [name for name in tpu_generations() if tpu_target_of(name).has_static_cycles])
+def test_cycles_where_they_are_asked_for(name: str) -> None:
+    (program,) = compile_all(tpu_target_of(name), [TpuJob(squares, (ROWS,))], with_cycles=True)
+    assert isinstance(program, TpuProgram)
+    (kernel,) = program.kernels
+    assert kernel.bundles == program.bundles[0].total.bundles
+    assert kernel.static_cycles is not None
+    assert kernel.static_cycles >= kernel.bundles
 
 
 @pytest.mark.slow
