@@ -51,7 +51,7 @@ def compiled(target: str, model: str, kind: str) -> tuple[TpuProgram, int]:
     return program, math.prod(jax.eval_shape(lambda: pool_of(num_pages=num_pages)).shape)
 
 
-@pytest.mark.slow
+@pytest.mark.aot
 @needs_libtpu()
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def check_that_the_pool_stays(target: str, model: str, kind: str) -> None:
     assert all(kernel.launches == 2 for kernel in program.kernels)
 
 
-@pytest.mark.slow
+@pytest.mark.aot
 @needs_libtpu()
 def test_a_pool_that_is_not_given_away_is_copied() -> None:
     """The look for copies finds one where there is one."""
@@ -106,7 +106,7 @@ def test_a_pool_that_is_not_given_away_is_copied() -> None:
     assert pool_copies(given.text, num_elements) == []
 
 
-@pytest.mark.slow
+@pytest.mark.aot
 @needs_libtpu()
 @pytest.mark.parametrize("name", ["v5e", "v7x"])
 def test_pages_take_no_more_memory_than_their_lanes(name: str) -> None:
