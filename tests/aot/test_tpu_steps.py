@@ -25,7 +25,7 @@ from radix_jax.runner.sampler_state import sampler_state_bytes
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "tpu_aot.json"
 # 2 layers and a narrow vocabulary, of Llama 3 8B, and of SmolLM2, whose heads are half a lane group.
 MODELS_OF_TWO_LAYERS = {
-    name: dataclasses.replace(MODEL_SHAPES[name], num_layers=2, vocab_size=32000)
+    name: dataclasses.replace(MODEL_SHAPES[name], num_layers=2, vocab_size=2048)
     for name in ("llama3-8b", "smollm2-135m")
 }
 KINDS = ("decode", "prefill")
@@ -51,7 +51,7 @@ def compiled(target: str, model: str, kind: str) -> tuple[TpuProgram, int]:
     return program, math.prod(jax.eval_shape(lambda: pool_of(num_pages=num_pages)).shape)
 
 
-@pytest.mark.aot
+@pytest.mark.slow
 @needs_libtpu()
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(

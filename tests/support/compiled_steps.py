@@ -39,8 +39,8 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?[\w.-]+ = (\(.*?\)|\S+) ([\w-]+)\(")
 _ARRAY = re.compile(r"\w+\[([\d,]*)\]")
 _CALLED = re.compile(r"calls=%?([\w.-]+)")
-# Of a GPU kernel: it writes its result where an operand was.
-_ALIASED = "output_to_operand_aliasing={{}:"
+# Of a kernel: what of its result, by number where there are several, is written where an operand was.
+_ALIASED = re.compile(r"\{(\d*)\}: \(")
 
 
 @functools.cache
@@ -88,9 +88,10 @@ def pool_copies(program: str, num_elements: int) -> list[str]:
             is_root, result, opcode = instruction.groups()
             if is_root:
                 roots[computation] = opcode
-            if max(map(_num_elements, _ARRAY.findall(result)), default=0) >= num_elements:
+            large = {i for i, shape in enumerate(_ARRAY.findall(result)) if _num_elements(shape) >= num_elements}
+            if large:
                 called = _CALLED.search(line)
-                in_place = opcode == "custom-call" and _ALIASED in line
+                in_place = opcode == "custom-call" and large <= {int(i or 0) for i in _ALIASED.findall(line)}
                 found.append(("bitcast" if in_place else opcode, called[1] if called else ""))
     assert found, "the program has no pool"
     made_by = [roots[called] if opcode == "fusion" else opcode for opcode, called in found]
