@@ -1,28 +1,22 @@
 """Engine: the loop plan -> run -> commit. Token ids in, token ids out; it knows no text."""
 
-import logging
 import time
-from collections.abc import Collection, Generator, Hashable
-from pathlib import Path
+from collections.abc import Collection, Generator, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
-from radix_jax.cache import PagePool, PrefixCache, RadixTree
-from radix_jax.cache_dir import user_cache_dir
+from radix_jax.cache import PrefixCache
 from radix_jax.config import EngineConfig
 from radix_jax.engine_stats import EngineStats
 from radix_jax.intake import TokenIds, check_bias, check_finish, check_labels, checked_ids, make_requests
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import params_of
 from radix_jax.outputs import Outputs
-from radix_jax.plan import StepPlan
 from radix_jax.recorder import Recorder
 from radix_jax.request import FinishCheck, RequestOutput, SamplingParams
-from radix_jax.runner import SAMPLER_BUCKET, CompileLedger, Runner, StepHandle, keep_compiles, resolve_config
-from radix_jax.scheduler import Buckets, Explanation, QueueFull, RequestState, Scheduler, Timelines
-
-_LOG = logging.getLogger("radix_jax")
+from radix_jax.runner import SAMPLER_BUCKET, CompileLedger, Runner, keep_engine_compiles, resolve_config
+from radix_jax.scheduler import Buckets, Explanation, QueueFull, RequestState, Scheduler
+from radix_jax.step_loop import StepLoop
 
 
 class Engine:
@@ -51,7 +45,6 @@ class Engine:
         self._closed = False
         self._num_requests = 0
         self._recorder = None if config.record is None else Recorder(config.record, time.monotonic())
-        self._timelines = Timelines()
         self._outputs = Outputs()
         self._num_pages, self._max_model_len = _known(config.num_pages), _known(config.max_model_len)
         self._buckets = Buckets(
@@ -61,9 +54,7 @@ class Engine:
             max_prefill_tokens=config.max_prefill_tokens,
             deterministic=config.deterministic,
         )
-        self._cache, self._scheduler = self._new_bookkeeping()
-        self._in_flight: tuple[StepPlan, StepHandle] | None = None  # sent to the device, not read yet
-        _keep_compiles(config.compile_cache_dir)
+        keep_engine_compiles(config.compile_cache_dir)
         self._runner = Runner(
             model_params,
             num_pages=self._num_pages,
@@ -73,6 +64,7 @@ class Engine:
             kv_dtype=str(config.kv_dtype),
             attention_backend=config.attention_backend,
         )
+        self._loop = StepLoop(config, self._buckets, self._runner)
         if config.warmup == "full":
             self.warm_up()
 
@@ -84,7 +76,7 @@ class Engine:
     @property
     def cache(self) -> PrefixCache:
         """The prefix cache; `engine.cache.tree.render()` draws it."""
-        return self._cache
+        return self._loop.cache
 
     @property
     def ledger(self) -> CompileLedger:
@@ -166,18 +158,13 @@ class Engine:
             priority=priority,
             routing_key=routing_key,
         )
-        try:
+        with self._whole(refusals=(TypeError, ValueError, QueueFull)):
             states = self._scheduler.add_samples(requests, time.monotonic())
             if self._recorder is not None:
                 for state in states:
                     self._recorder.begin(state)
             self._num_requests += 1
             return self._outputs.begin(states)
-        except (TypeError, ValueError, QueueFull):
-            raise
-        except BaseException:
-            self._start_over()
-            raise
 
     def step(self) -> list[RequestOutput]:
         """Finish one scheduler step: a state of each request of which a sample got a token or ended; may be empty.
@@ -187,18 +174,8 @@ class Engine:
         If the step fails or is interrupted, every request is dropped and the cache emptied, and the error raised: no
         page is then half written and named.
         """
-        done = False
-        try:
-            now = time.monotonic()
-            states = self._scheduler.expire(now)
-            states += self._finish_step(now)
-            self._drop_surplus()
-            outputs = self._give_out(states)
-            done = True
-            return outputs
-        finally:
-            if not done:
-                self._start_over()
+        with self._whole():
+            return self._give_out(self._loop.step(time.monotonic()))
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request wherever its samples stand and give back what they hold; its last state, None if there is no
@@ -208,17 +185,12 @@ class Engine:
         """
         if request_id not in self._outputs:
             return None
-        done = False
-        try:
+        with self._whole():
             now, states = time.monotonic(), self._outputs.states(request_id)
             aborted = [self._scheduler.abort(state.request_id, now) for state in states]
-            self._drop_surplus()
+            self._loop.drop_surplus()
             [output] = self._give_out([state for state in aborted if state is not None])
-            done = True
             return output
-        finally:
-            if not done:
-                self._start_over()
 
     def explain(self, request_id: str) -> Explanation:
         """Why a request waits or waited, and what happened to it and when; print it. Works for unfinished requests and
@@ -268,7 +240,7 @@ class Engine:
                 f"{self._scheduler.num_running} running and {self._scheduler.num_waiting} waiting requests use the "
                 "cache; finish or abort them first"
             )
-        self._cache.reset()
+        self.cache.reset()
 
     def stats(self) -> EngineStats:
         """Counts so far, and the pages of now."""
@@ -285,63 +257,35 @@ class Engine:
     def close(self) -> None:
         """Drop every request and give the pool's memory back; the engine is of no use afterwards."""
         self._closed = True
-        self._scheduler.reset()
+        self._loop.close()
+        self._outputs.clear()
         if self._recorder is not None:
             self._recorder.end_all()
-        self._in_flight = None
-        self._outputs.clear()
-        self._runner.close()
 
-    def _finish_step(self, now: float) -> list[RequestState]:
-        """Read what the step in flight sampled, with the next one sent before it, and commit it."""
-        if self._in_flight is None:
-            self._in_flight = self._send(now)
-        if self._in_flight is None:
-            return []
-        plan, handle = self._in_flight
-        self._in_flight = self._send(now) if self._config.overlap else None
-        tokens = self._runner.read(handle)
-        return self._scheduler.commit(plan, tokens.token_ids, time.monotonic(), tokens.logprobs)
+    @property
+    def _scheduler(self) -> Scheduler:
+        return self._loop.scheduler
 
-    def _send(self, now: float) -> tuple[StepPlan, StepHandle] | None:
-        """Plan a step and send it; None where there is nothing to do, or nothing before the last one is committed."""
-        plan = self._scheduler.plan(now)
-        return None if plan is None else (plan, self._runner.dispatch(plan))
+    @contextmanager
+    def _whole(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Nothing half done: where it raises or is interrupted inside, every request is dropped and the cache emptied.
 
-    def _drop_surplus(self) -> None:
-        """Commit a step in flight without reading it if all its requests have ended."""
-        if self._in_flight is not None and not self._scheduler.is_live(self._in_flight[0]):
-            plan, _ = self._in_flight
-            self._in_flight = None
-            self._scheduler.commit(plan, np.zeros(len(plan.rows), np.int32))
-
-    def _new_bookkeeping(self) -> tuple[PrefixCache, Scheduler]:
-        config = self._config
-        tree = RadixTree(
-            page_size=config.page_size,
-            eviction_policy=config.eviction_policy,
-            partial_pages=config.partial_pages,
-        )
-        cache = PrefixCache(tree, PagePool(self._num_pages))
-        scheduler = Scheduler(
-            cache,
-            self._buckets,
-            config.limits,
-            max_model_len=self._max_model_len,
-            schedule_policy=config.schedule_policy,
-            enable_prefix_cache=config.enable_prefix_cache,
-            seed=config.seed,
-            timelines=self._timelines,
-        )
-        return cache, scheduler
+        refusals: what is raised while nothing has changed yet.
+        """
+        done = False
+        try:
+            yield
+            done = True
+        except refusals:
+            done = True
+            raise
+        finally:
+            if not done:
+                self._start_over()
 
     def _start_over(self) -> None:
-        _LOG.warning("a step did not finish: its requests are dropped and the cache is emptied")
-        self._cache, self._scheduler = self._new_bookkeeping()
-        self._in_flight = None
+        self._loop.start_over()
         self._outputs.clear()
-        self._timelines.end_all("dropped: a step did not finish")
-        self._runner.renew_pool()
         if self._recorder is not None:
             self._recorder.end_all()
 
@@ -377,17 +321,6 @@ class Engine:
         finally:
             self._outputs.close_stream(request_id)
             self.abort(request_id)
-
-
-def _keep_compiles(folder: str | None) -> None:
-    """Set the persistent compile cache up; a user without a folder to write to does without the default one."""
-    if folder:
-        keep_compiles(Path(folder))
-    elif folder is None:
-        try:
-            keep_compiles(user_cache_dir() / "xla")
-        except (OSError, RuntimeError) as error:
-            _LOG.warning("compiles are not kept: %s; set compile_cache_dir, or RADIX_JAX_CACHE", error)
 
 
 def _known(value: int | None) -> int:

@@ -1,6 +1,6 @@
 """From a StepPlan to tokens: packing, the jitted steps, sampling, and the ledger of compiles."""
 
-from radix_jax.runner.compile_ledger import CompileLedger, CompileRecord, keep_compiles
+from radix_jax.runner.compile_ledger import CompileLedger, CompileRecord, keep_compiles, keep_engine_compiles
 from radix_jax.runner.resolve import resolve_config
 from radix_jax.runner.runner import SAMPLER_BUCKET, Runner, StepHandle, StepTokens
 
@@ -12,5 +12,6 @@ __all__ = [
     "StepHandle",
     "StepTokens",
     "keep_compiles",
+    "keep_engine_compiles",
     "resolve_config",
 ]

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 import jax
 
+from radix_jax.cache_dir import user_cache_dir
 from radix_jax.plan import Bucket
 
 _LOG = logging.getLogger("radix_jax")
@@ -57,3 +58,15 @@ def keep_compiles(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def keep_engine_compiles(folder: str | None) -> None:
+    """`keep_compiles` as EngineConfig.compile_cache_dir says: "" keeps none, None takes the user's cache folder where
+    that can be written."""
+    if folder:
+        keep_compiles(Path(folder))
+    elif folder is None:
+        try:
+            keep_compiles(user_cache_dir() / "xla")
+        except (OSError, RuntimeError) as error:
+            _LOG.warning("compiles are not kept: %s; set compile_cache_dir, or RADIX_JAX_CACHE", error)
