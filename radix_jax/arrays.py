@@ -64,6 +64,8 @@ class StepInputs:
         last layer's pages. Never negative: a negative index wraps around.
     token_src: for each token the row of the step before that samples it, or -1 where token_ids counts; the engine's
         steps put those tokens in. None in what `prefill` and `decode` get.
+    next_ids, num_prompt_logprobs: of each row the token of its prompt behind its last one here, and how many most
+        likely ones are asked for besides it and the others of the row; -1: none is asked for. None as token_src.
     """
 
     token_ids: Int32[Array, " T"]
@@ -73,6 +75,8 @@ class StepInputs:
     cu_q_lens: Int32[Array, " B_plus_1"]
     write_slots: Int32[Array, " T"]
     token_src: Int32[Array, " T"] | None = None
+    next_ids: Int32[Array, " B"] | None = None
+    num_prompt_logprobs: Int32[Array, " B"] | None = None
 
 
 @register_pytree

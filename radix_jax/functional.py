@@ -13,7 +13,7 @@ import functools
 import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int32
 
 from radix_jax.arrays import KVPool, StepInputs
 from radix_jax.attention_backends import AttentionFn
@@ -67,9 +67,20 @@ def prefill(
     Raises:
         AssertionError: a pool of another model, or shapes that don't fit each other.
     """
-    kv, hidden = _forward(params, kv, inputs, inputs.token_ids.shape[0], attention_backend)
-    last = jnp.maximum(jnp.asarray(inputs.cu_q_lens)[1:] - 1, 0)
-    return kv, _logits(params, hidden[last])
+    kv, hidden = prefill_hidden(params, kv, inputs, attention_backend=attention_backend)
+    return kv, logits_of(params, hidden[last_places(inputs)])
+
+
+def prefill_hidden(
+    params: ModelParams, kv: KVPool, inputs: StepInputs, *, attention_backend: str | AttentionFn = "auto"
+) -> tuple[KVPool, Float[jax.Array, "T D"]]:
+    """As `prefill`, up to what the head takes, of every token: `logits_of` is the rest."""
+    return _forward(params, kv, inputs, inputs.token_ids.shape[0], attention_backend)
+
+
+def last_places(inputs: StepInputs) -> Int32[jax.Array, " B"]:
+    """Where in the flat tokens each row's last one is."""
+    return jnp.maximum(jnp.asarray(inputs.cu_q_lens)[1:] - 1, 0)
 
 
 def decode(
@@ -85,7 +96,7 @@ def decode(
     if num_tokens != num_rows:
         raise ValueError(f"decode computes one token a row, got {num_tokens} tokens in {num_rows} rows; use prefill")
     kv, hidden = _forward(params, kv, inputs, 1, attention_backend)
-    return kv, _logits(params, hidden)
+    return kv, logits_of(params, hidden)
 
 
 def _forward(
@@ -124,5 +135,6 @@ def _check_shapes(config: ModelConfig, kv: KVPool, inputs: StepInputs, width: in
     chex.assert_is_divisible(kv.shape[0], config.num_layers)
 
 
-def _logits(params: ModelParams, hidden: Float[jax.Array, "B D"]) -> Float32[jax.Array, "B V"]:
+def logits_of(params: ModelParams, hidden: Float[jax.Array, "B D"]) -> Float32[jax.Array, "B V"]:
+    """What the head makes of hidden states."""
     return linear(hidden, params.weights["embed"].T if params.head is None else params.head)

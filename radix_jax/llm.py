@@ -226,7 +226,12 @@ class LLM:
             logprobs = completion.logprobs and with_decoded_tokens(completion.logprobs, tokenizer)
             return dataclasses.replace(completion, text=text, logprobs=logprobs)
 
-        return dataclasses.replace(output, outputs=list(map(with_text, output.outputs, texts)), prompt=prompt)
+        completions = list(map(with_text, output.outputs, texts))
+        prompt_logprobs = output.prompt_logprobs
+        if prompt_logprobs is not None:
+            entries = [entry for entry in prompt_logprobs if entry is not None]  # all but the first
+            prompt_logprobs = [None, *with_decoded_tokens(entries, tokenizer)]
+        return dataclasses.replace(output, outputs=completions, prompt=prompt, prompt_logprobs=prompt_logprobs)
 
 
 class _ProgressBar:

@@ -85,6 +85,7 @@ class Outputs:
 
     def _output(self, asked: _Asked) -> RequestOutput:
         first = asked.states[0]
+        entries = first.prompt_logprobs
         finished = not first.group.num_unfinished
         if finished:
             del self._asked[asked.request_id]
@@ -96,4 +97,5 @@ class Outputs:
             cached_tokens=first.cached_len,
             outputs=[completion_of(state) for state in asked.states],
             finished=finished,
+            prompt_logprobs=entries.by_token() if entries is not None and entries.is_complete else None,
         )

@@ -74,6 +74,7 @@ class StepRow(NamedTuple):
     copy: where the tokens in front of `start`, back to the start of its page, come from; None where they are in place.
     seat: number that the request has to itself while it runs.
     output_ids: of a row that ends a prompt, what was generated before it; empty unless the request was retracted.
+    num_prompt_logprobs: as SamplingParams.prompt_logprobs, of the prompt's tokens behind each of the row's; -1: none.
 
     A tuple because a step makes many of them; two rows are equal only if they are one.
     """
@@ -87,6 +88,7 @@ class StepRow(NamedTuple):
     copy: PageCopy | None = None
     seat: int = 0
     output_ids: Int32[np.ndarray, " T"] = _NO_IDS
+    num_prompt_logprobs: int = -1
 
     __eq__ = object.__eq__
     __ne__ = object.__ne__
@@ -129,6 +131,11 @@ class StepPlan:
         return len(self.rows) > self.num_prompt_rows or any(row.samples for row in self.rows)
 
     @property
+    def asks_prompt_logprobs(self) -> bool:
+        """Whether any row asks for log-probabilities of its prompt."""
+        return any(row.num_prompt_logprobs >= 0 for row in self.rows[: self.num_prompt_rows])
+
+    @property
     def copies(self) -> tuple[PageCopy, ...]:
         """What is copied before anything is computed, at most one page a row."""
         return tuple(row.copy for row in self.rows[: self.num_prompt_rows] if row.copy is not None)
@@ -147,3 +154,16 @@ class TokenLogprobs(NamedTuple):
     sampling: Float32[Any, " B"]
     top_ids: Int32[Any, "B top"]
     top: Float32[Any, "B top"]
+
+
+class PromptLogprobs(NamedTuple):
+    """What the raw logits of each token of a prefill step say of the token behind it in its prompt: on the device
+    first, then numpy. Undefined where no row asks.
+
+    rank: how many tokens are as likely as it or more so. top_ids, top: the most likely tokens, best first.
+    """
+
+    logprob: Float32[Any, " T"]
+    rank: Int32[Any, " T"]
+    top_ids: Int32[Any, "T top"]
+    top: Float32[Any, "T top"]

@@ -15,11 +15,6 @@ FinishReason = Literal["stop", "length", "abort"]
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 
-# Value that leaves a field unused, for each field that is promised and not built yet.
-_NOT_BUILT: dict[str, object] = {
-    "prompt_logprobs": None,
-}
-
 
 class FinishAt(NamedTuple):
     """Where a FinishCheck ends a sample: after the first `num_ids` of its new ids, at least 1, for `stop_reason`."""
@@ -59,11 +54,11 @@ class SamplingParams:
     logit_bias: token id -> what is added to its logit, at most 100 either way.
     logprobs: log-probabilities of each output token and of so many most likely ones, at most 20, by the model's own
         logits, before all of the above; 0: of the output token alone. None: none.
-    prompt_logprobs: not built yet; any value that would have an effect is refused.
+    prompt_logprobs: as logprobs, of each prompt token but the first. What the cache holds of a prompt then helps as far
+        as its log-probabilities were asked for before.
 
     Raises:
         ValueError: a value out of its range, with the rule and the value.
-        NotImplementedError: a field that is promised and not built yet.
     """
 
     n: int = 1
@@ -113,14 +108,12 @@ class SamplingParams:
         if self.repetition_penalty == 0.0:
             raise ValueError("repetition_penalty=0.0 divides by zero; use a value above 0, 1 for none")
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
-        if self.logprobs is not None:
-            check_int("logprobs", self.logprobs, at_least=0)
-            if self.logprobs > MAX_LOGPROBS:
-                raise ValueError(f"logprobs={self.logprobs} is above its largest value {MAX_LOGPROBS}")
-        for name, unused in _NOT_BUILT.items():
-            value = getattr(self, name)
-            if value != unused and not (unused in ((), None) and not value and value is not False and value != 0):
-                raise NotImplementedError(f"SamplingParams.{name}={value!r} is not built yet; leave it at {unused!r}")
+        for name in ("logprobs", "prompt_logprobs"):
+            num = getattr(self, name)
+            if num is not None:
+                check_int(name, num, at_least=0)
+                if num > MAX_LOGPROBS:
+                    raise ValueError(f"{name}={num} is above its largest value {MAX_LOGPROBS}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -216,6 +209,9 @@ class RequestOutput:
     outputs: one CompletionOutput a sample, by index, cumulative; empty when `error` is set.
     finished: all samples ended.
     error: why the request was refused, None for a request that ran.
+    prompt_logprobs: an entry a prompt token, None for the first one: token id -> Logprob, the prompt's own token first,
+        then the most likely ones, best first. None unless SamplingParams.prompt_logprobs asks, and until the prompt is
+        computed.
     """
 
     request_id: str
@@ -225,6 +221,7 @@ class RequestOutput:
     finished: bool = False
     prompt: str | None = None
     error: str | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

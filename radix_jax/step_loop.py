@@ -80,7 +80,7 @@ class StepLoop:
         plan, handle = self._in_flight
         self._in_flight = self._send(now) if self._config.overlap else None
         tokens = self._runner.read(handle)
-        return self._scheduler.commit(plan, tokens.token_ids, time.monotonic(), tokens.logprobs)
+        return self._scheduler.commit(plan, tokens.token_ids, time.monotonic(), *tokens[1:])
 
     def _send(self, now: float) -> tuple[StepPlan, StepHandle] | None:
         """Plan a step and send it; None where there is nothing to do, or nothing before the last one is committed."""

@@ -87,17 +87,6 @@ def test_what_is_out_of_range_is_said(fields: dict[str, Any], message: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("prompt_logprobs", 0),
-    ],
-)
-def test_what_is_not_built_names_itself(name: str, value: Any) -> None:
-    with pytest.raises(NotImplementedError, match=rf"SamplingParams\.{name}=.* is not built yet; leave it at"):
-        PlainParams(**{name: value})
-
-
-@pytest.mark.parametrize(
     "fields",
     [
         {"n": 1, "min_tokens": 0, "stop": (), "presence_penalty": 0.0, "repetition_penalty": 1.0},

@@ -23,6 +23,7 @@ class PagePool:
         self._stack = np.arange(num_pages - 1, 0, -1, dtype=np.int32)  # the next page is at [num_free - 1]
         self._num_free = num_pages - 1
         self._is_free = np.ones(num_pages, bool)  # the null page counts as free, so that it can't be freed
+        self._generation = np.zeros(num_pages, np.int64)
         self._place = np.empty(num_pages, np.int32)  # scratch that finds an id given twice
 
     @property
@@ -49,6 +50,7 @@ class PagePool:
         rest = self._num_free - num_pages
         pages = self._stack[rest : self._num_free][::-1].copy()
         self._is_free[pages] = False
+        self._generation[pages] += 1
         self._num_free = rest
         return pages
 
@@ -76,6 +78,10 @@ class PagePool:
         self._stack[self._num_free : self._num_free + num_pages] = page_ids[::-1]
         self._is_free[page_ids] = True
         self._num_free += num_pages
+
+    def generation_of(self, page: int) -> int:
+        """How often the page was given out: what is known of its KV holds for one generation."""
+        return int(self._generation[page])
 
     def free_mask(self) -> Bool[np.ndarray, " P"]:
         """A copy of which pages are free, the null page not counted, for audits."""

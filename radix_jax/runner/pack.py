@@ -31,19 +31,19 @@ class PackedStep(NamedTuple):
 
 def buffer_len(bucket: Bucket) -> int:
     """Numbers in the buffer of a step."""
-    return 4 * bucket.num_tokens + bucket.num_rows * (bucket.num_pages + 2 + _SAMPLING_FIELDS) + 1
+    return 4 * bucket.num_tokens + bucket.num_rows * (bucket.num_pages + 4 + _SAMPLING_FIELDS) + 1
 
 
 def split(buffer: Int32[Array, " N"], bucket: Bucket) -> tuple[StepInputs, SamplingInputs]:
     """What a buffer of a bucket holds; the same for numpy, as views, and inside a jitted step."""
     tokens, rows, num_pages = bucket.num_tokens, bucket.num_rows, bucket.num_pages
-    of_tokens = tokens, tokens, rows * num_pages, rows, rows + 1, tokens, tokens
-    lens = *of_tokens, *[rows] * 4, 2 * rows, *[rows] * 9
+    of_inputs = tokens, tokens, rows * num_pages, rows, rows + 1, tokens, tokens, rows, rows
+    lens = *of_inputs, *[rows] * 4, 2 * rows, *[rows] * 9
     ends = accumulate(lens)
     parts = [buffer[end - length : end] for length, end in zip(lens, ends, strict=True)]
-    token_ids, positions, page_table, kv_lens, cu_q_lens, write_slots, token_src = parts[:7]
-    temperature, top_k, top_p, min_p, seed, sample_index, position, seat = parts[7:15]
-    repetition_penalty, presence_penalty, frequency_penalty, min_len, adjusts, num_logprobs = parts[15:]
+    token_ids, positions, page_table, kv_lens, cu_q_lens, write_slots, token_src, next_ids, num_prompt = parts[:9]
+    temperature, top_k, top_p, min_p, seed, sample_index, position, seat = parts[9:17]
+    repetition_penalty, presence_penalty, frequency_penalty, min_len, adjusts, num_logprobs = parts[17:]
     inputs = StepInputs(
         token_ids=token_ids,
         positions=positions,
@@ -52,6 +52,8 @@ def split(buffer: Int32[Array, " N"], bucket: Bucket) -> tuple[StepInputs, Sampl
         cu_q_lens=cu_q_lens,
         write_slots=write_slots,
         token_src=token_src,
+        next_ids=next_ids,
+        num_prompt_logprobs=num_prompt,
     )
     sampling = SamplingInputs(
         temperature=temperature.view(np.float32),
@@ -81,7 +83,8 @@ def empty_step(bucket: Bucket, num_slots: int = 0) -> PackedStep:
     inputs, sampling = split(buffer, bucket)
     inputs.write_slots[:] = np.arange(num_slots, num_slots + bucket.num_tokens, dtype=np.int32)
     assert inputs.token_src is not None
-    inputs.token_src[:] = -1
+    assert inputs.num_prompt_logprobs is not None
+    inputs.token_src[:] = inputs.num_prompt_logprobs[:] = -1
     sampling.top_p[:] = 1.0
     sampling.repetition_penalty[:] = 1.0
     sampling.num_logprobs[:] = -1
@@ -108,7 +111,7 @@ class Packer:
         """The plan's rows in its bucket."""
         packed = empty_step(plan.bucket, self._num_slots)
         inputs, num_rows = packed.inputs, len(plan.rows)
-        requests, token_ids, row_starts, row_pages, samples, sources, _, seats, _ = zip(*plan.rows, strict=True)
+        requests, token_ids, row_starts, row_pages, samples, sources, _, seats, _, asks = zip(*plan.rows, strict=True)
         starts = np.array(row_starts, np.int32)
         q_lens = np.fromiter(map(len, token_ids), np.int32, num_rows)
         ends = q_lens.cumsum()
@@ -125,6 +128,8 @@ class Packer:
         self._fill_page_table(inputs.page_table, row_pages)
         pages = inputs.page_table[token_rows, positions // self._page_size]
         inputs.write_slots[:num_tokens] = pages * self._page_size + positions % self._page_size
+        if max(asks) >= 0:
+            _fill_prompt_logprobs(inputs, plan)
         samplers = requests if all(samples) else tuple(row.request if row.samples else None for row in plan.rows)
         self._fill_sampling(packed, samplers, seats)
         return packed
@@ -156,6 +161,15 @@ class Packer:
                     _fill_sampler(sampling, row, request, seat)
             self._samplers, self._seats, self._sampling_values = samplers, seats, values.copy()
         sampling.position[:] = packed.inputs.kv_lens
+
+
+def _fill_prompt_logprobs(inputs: StepInputs, plan: StepPlan) -> None:
+    assert inputs.next_ids is not None
+    assert inputs.num_prompt_logprobs is not None
+    for place, row in enumerate(plan.rows):
+        inputs.num_prompt_logprobs[place] = row.num_prompt_logprobs
+        if row.num_prompt_logprobs >= 0 and row.end < row.request.prompt_len:
+            inputs.next_ids[place] = row.request.token_ids[row.end]
 
 
 def _fill_sampler(sampling: SamplingInputs, row: int, request: Request, seat: int) -> None:

@@ -13,11 +13,12 @@ from jaxtyping import Int32
 
 from radix_jax.arrays import KVPool, PageCopies, SamplerState, StepInputs
 from radix_jax.attention_backends import AttentionFn, registered_backends
-from radix_jax.functional import decode, init_kv, prefill
+from radix_jax.functional import decode, init_kv, last_places, logits_of, prefill_hidden
 from radix_jax.models.base import ModelParams
 from radix_jax.pallas_kernels.paged_attention import copy_pages
-from radix_jax.plan import Bucket, StepPlan, TokenLogprobs
+from radix_jax.plan import Bucket, PromptLogprobs, StepPlan, TokenLogprobs
 from radix_jax.runner.compile_ledger import CompileLedger, CompileReason
+from radix_jax.runner.logprobs import prompt_logprobs
 from radix_jax.runner.pack import Packer, buffer_len, empty_copies, pack_copies, split
 from radix_jax.runner.sampler_state import (
     empty_sampler_row,
@@ -30,7 +31,7 @@ from radix_jax.runner.sampling import Sampled, sample
 from radix_jax.sharding import make_mesh, named_sharding
 
 Tokens = Int32[jax.Array, " R"]
-StepOutputs = tuple[KVPool, SamplerState, Tokens, TokenLogprobs]
+StepOutputs = tuple[KVPool, SamplerState, Tokens, TokenLogprobs, PromptLogprobs | None]
 # The program that fills a request's row of SamplerState.
 SAMPLER_BUCKET = Bucket("sampler", 0, 1, 0)
 
@@ -40,20 +41,22 @@ class StepHandle:
     """A step that was sent to the device.
 
     tokens: what its rows sample, still on the device; None: none of them does. logprobs: of those tokens; None: no row
-        asks.
+        asks. prompt_logprobs: of the tokens behind those computed; None: no row asks.
     """
 
     tokens: Int32[Any, " R"] | None
     num_rows: int
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class StepTokens(NamedTuple):
-    """What the rows of a step sampled, on the host: a token each, 0 for rows that sample none, and their
-    log-probabilities where any row asks."""
+    """What the rows of a step sampled, on the host: a token each, 0 for rows that sample none; and log-probabilities of
+    those and of the prompts' tokens, where any row asks."""
 
     token_ids: Int32[np.ndarray, " B"]
-    logprobs: TokenLogprobs | None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 def prefill_step(
@@ -67,13 +70,16 @@ def prefill_step(
     attention_backend: str | AttentionFn = "auto",
 ) -> StepOutputs:
     """`functional.prefill`, then one sampled token a row, as last_tokens [R >= B] of the next step, 0 behind the rows,
-    and their log-probabilities.
+    and log-probabilities of those and of the prompts' tokens.
 
     buffer: a packed step of the bucket. The engine donates `kv` and `state`.
     """
-    inputs, sampling = split(buffer, bucket)
-    kv, logits = prefill(params, kv, _resolve(inputs, last_tokens), attention_backend=attention_backend)
-    return _outputs(kv, sample(logits, sampling, state), last_tokens)
+    packed, sampling = split(buffer, bucket)
+    inputs = _resolve(packed, last_tokens)
+    kv, hidden = prefill_hidden(params, kv, inputs, attention_backend=attention_backend)
+    head = functools.partial(logits_of, params)
+    of_prompts = prompt_logprobs(hidden, packed, head, params.config.vocab_size)
+    return *_outputs(kv, sample(head(hidden[last_places(inputs)]), sampling, state), last_tokens), of_prompts
 
 
 def decode_step(
@@ -89,17 +95,17 @@ def decode_step(
     """`functional.decode`, then as `prefill_step`."""
     inputs, sampling = split(buffer, bucket)
     kv, logits = decode(params, kv, _resolve(inputs, last_tokens), attention_backend=attention_backend)
-    return _outputs(kv, sample(logits, sampling, state), last_tokens)
+    return *_outputs(kv, sample(logits, sampling, state), last_tokens), None
 
 
 def _resolve(inputs: StepInputs, last_tokens: Tokens) -> StepInputs:
     """Put the tokens in that the step before sampled."""
     sources = jnp.asarray(inputs.token_src)
     token_ids = jnp.where(sources < 0, jnp.asarray(inputs.token_ids), last_tokens[jnp.maximum(sources, 0)])
-    return dataclasses.replace(inputs, token_ids=token_ids, token_src=None)
+    return dataclasses.replace(inputs, token_ids=token_ids, token_src=None, next_ids=None, num_prompt_logprobs=None)
 
 
-def _outputs(kv: KVPool, sampled: Sampled, last_tokens: Tokens) -> StepOutputs:
+def _outputs(kv: KVPool, sampled: Sampled, last_tokens: Tokens) -> tuple[KVPool, SamplerState, Tokens, TokenLogprobs]:
     """Tokens of one length for all buckets, so that any step can follow any other."""
     tokens = jnp.zeros_like(last_tokens).at[: sampled.tokens.shape[0]].set(sampled.tokens)
     return kv, sampled.state, tokens, sampled.logprobs
@@ -198,21 +204,26 @@ class Runner:
             self._state = fill(self._state, jax.device_put(sampler_row(row, self._vocab_size), self._replicated))
         packed = self._packer.pack(plan)
         buffer = jax.device_put(packed.buffer, self._replicated)
-        self._kv, self._state, self._last_tokens, logprobs = step(
+        self._kv, self._state, self._last_tokens, logprobs, of_prompts = step(
             self._params, self._kv, self._state, self._last_tokens, buffer
         )
-        asks = (packed.sampling.num_logprobs >= 0).any()
-        return StepHandle(self._last_tokens if plan.samples else None, len(plan.rows), logprobs if asks else None)
+        return StepHandle(
+            self._last_tokens if plan.samples else None,
+            len(plan.rows),
+            logprobs if (packed.sampling.num_logprobs >= 0).any() else None,
+            of_prompts if plan.asks_prompt_logprobs else None,
+        )
 
     def read(self, handle: StepHandle) -> StepTokens:
         """What the rows of a step sample. Waits for the step.
 
-        One explicit device-to-host read, none where no row samples.
+        One explicit device-to-host read, none where no row samples or asks.
         """
-        if handle.tokens is None:
-            return StepTokens(np.zeros(handle.num_rows, np.int32), None)
-        tokens, logprobs = jax.device_get((handle.tokens, handle.logprobs))
-        return StepTokens(tokens[: handle.num_rows], logprobs)
+        if handle.tokens is None and handle.prompt_logprobs is None:
+            return StepTokens(np.zeros(handle.num_rows, np.int32))
+        tokens, *logprobs = jax.device_get((handle.tokens, handle.logprobs, handle.prompt_logprobs))
+        none = np.zeros(handle.num_rows, np.int32)
+        return StepTokens(none if tokens is None else tokens[: handle.num_rows], *logprobs)
 
     def renew_pool(self) -> None:
         """Put a new, empty pool in the place of one that a failed step may have lost or left half written; and a new

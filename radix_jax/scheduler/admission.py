@@ -15,6 +15,7 @@ from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.plan import PageCopy
 from radix_jax.request import Request
 from radix_jax.scheduler.budget import num_pages_to_come
+from radix_jax.scheduler.prompt_logprobs import PageEntries
 from radix_jax.scheduler.request_state import RequestState, num_pages_for
 from radix_jax.scheduler.timeline import Timelines
 
@@ -41,6 +42,7 @@ class Admission:
         self._num_usable_pages = num_pages - 1
         self._max_model_len = max_model_len
         self._enable_prefix_cache = enable_prefix_cache
+        self._page_entries = PageEntries(cache.pool, cache.page_size)
         self._donors: list[PrefixHandle | TailHandle] = []  # locked until the plan is made
         self._fresh_pages: set[int] = set()  # taken in this plan: the copies come before they are written
 
@@ -91,9 +93,11 @@ class Admission:
         """Lock the cached prefix of a waiting request; False where the rest of it does not fit.
 
         matched_len: tokens in whole pages that the cache holds of it now; spares the tree a match for what cannot fit
-        anyway. num_reserved: pages that the running requests are expected to take yet.
+        anyway, but says nothing where log-probabilities of the prompt are asked for. num_reserved: pages that the
+        running requests are expected to take yet.
         """
-        if self.num_needed(state, matched_len) + num_reserved > self._cache.num_available:
+        too_many = self.num_needed(state, matched_len) + num_reserved > self._cache.num_available
+        if too_many and not state.lacks_prompt_logprobs:
             return False
         match = self._match_and_lock(state)
         # A locked prefix can no longer be evicted to make room, so only now the count is final.
@@ -173,6 +177,14 @@ class Admission:
         state.replace_pages(result.pages)
         return range(start, full_len)
 
+    def save_prompt_logprobs(self, state: RequestState) -> None:
+        """Keep what is known of a running request's prompt beside its pages that the tree has."""
+        assert state.handle is not None
+        assert state.prompt_logprobs is not None
+        if state.group.shares:
+            num_shared = state.handle.cached_len // self._page_size
+            self._page_entries.save(state.prompt_logprobs, state.pages[:num_shared].tolist())
+
     def release(self, state: RequestState) -> None:
         """Give back all that a running request holds."""
         assert state.handle is not None
@@ -228,12 +240,23 @@ class Admission:
         return pages
 
     def _match_and_lock(self, state: RequestState) -> MatchResult:
-        # The last known token is computed even when it is cached: its logits give the next token.
-        prefix_len = state.num_tokens - 1 if state.group.shares else 0
+        prefix_len = self._matchable_len(state) if state.group.shares else 0
         match = self._cache.match_prefix(state.tokens[:prefix_len], state.namespace, state.last_handle)
         state.last_handle = match.handle
         self._cache.lock(match.handle)
         return match
+
+    def _matchable_len(self, state: RequestState) -> int:
+        """Tokens that need not be computed where the cache has them. The last known token is: its logits give the next
+        one. So is the last one whose entry is known, for the next entry, where log-probabilities of the prompt are
+        asked for."""
+        entries = state.prompt_logprobs
+        if entries is not None and not entries.is_complete:
+            pages = self._cache.tree.match_pages(state.request.token_ids, state.namespace)
+            self._page_entries.load(entries, pages.tolist())
+        if entries is None or entries.is_complete:
+            return state.num_tokens - 1
+        return entries.num_known - 1
 
     def _plan_copy(self, state: RequestState, match: MatchResult, num_reserved: int) -> None:
         """Continue an admitted request's prefix by a part of a page, copied into a page of its own, if one is cached.

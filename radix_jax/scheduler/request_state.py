@@ -12,6 +12,7 @@ from radix_jax.cache.keys import namespace_key
 from radix_jax.plan import PageCopy
 from radix_jax.request import FinishAt, FinishReason, Request
 from radix_jax.scheduler.output_logprobs import OutputLogprobs
+from radix_jax.scheduler.prompt_logprobs import PromptEntries
 
 _LOG = logging.getLogger("radix_jax")
 
@@ -64,6 +65,7 @@ class RequestState:
     copy: what the request's next row begins with, until that row is planned.
     num_retractions: times that its pages were taken away.
     logprobs: of the output tokens; None where nobody asked.
+    prompt_logprobs: of the prompt, for the first sample of a request that asked; else None.
     ticket: when it came, as the waiting queue counts; keeps its seniority through retractions.
     queued_s: the caller's clock on arrival.
     finish_reason, stop_reason: None while unfinished; stop_reason is the id that stopped the request or what its
@@ -86,6 +88,7 @@ class RequestState:
         "num_retractions",
         "num_tokens",
         "pages",
+        "prompt_logprobs",
         "queued_s",
         "request",
         "seat",
@@ -118,6 +121,10 @@ class RequestState:
         self.num_retractions: int = 0
         num_logprobs = request.sampling.logprobs
         self.logprobs: OutputLogprobs | None = None if num_logprobs is None else OutputLogprobs(num_logprobs)
+        num_prompt_logprobs = None if request.sample_index else request.sampling.prompt_logprobs
+        self.prompt_logprobs: PromptEntries | None = None
+        if num_prompt_logprobs is not None:
+            self.prompt_logprobs = PromptEntries(request.token_ids, num_prompt_logprobs)
         self.ticket: Ticket | None = None
         self.queued_s: float = now
         self.finish_reason: FinishReason | None = None
@@ -152,6 +159,11 @@ class RequestState:
     def num_outputs(self) -> int:
         """Tokens generated so far."""
         return self.num_tokens - self.request.prompt_len
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of its prompt are asked for and not all known."""
+        return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
 
     @property
     def num_to_sample(self) -> int:

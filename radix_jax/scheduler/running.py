@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from radix_jax.plan import StepRow
+from radix_jax.plan import PromptLogprobs, StepPlan, StepRow
 from radix_jax.scheduler.admission import Admission
 from radix_jax.scheduler.budget import NewTokenRatio, num_pages_to_come
 from radix_jax.scheduler.request_state import RequestState
@@ -106,6 +106,7 @@ class RunningBatch:
             copy=state.copy,
             seat=state.seat,
             output_ids=state.output_ids.copy() if samples else state.output_ids[:0],
+            num_prompt_logprobs=-1 if state.prompt_logprobs is None else state.prompt_logprobs.num_asked,
         )
         state.copy = None
         if not self._admission.has_duplicates(state, end):
@@ -144,6 +145,17 @@ class RunningBatch:
         if tokens:
             self._waiting.note_inserted(state, tokens, self._admission.tree_version - version)
         return bool(tokens)
+
+    def take_prompt_logprobs(self, plan: StepPlan, values: PromptLogprobs) -> None:
+        """Take over what a step says of prompts, and keep it beside the pages that are cached."""
+        first = 0
+        for row in plan.rows[: plan.num_prompt_rows]:
+            end = first + len(row.token_ids)
+            state = self.state_of(row) if row.num_prompt_logprobs >= 0 else None
+            if state is not None and state.prompt_logprobs is not None:
+                state.prompt_logprobs.take(row.start + 1, PromptLogprobs(*(value[first:end] for value in values)))
+                self._admission.save_prompt_logprobs(state)
+            first = end
 
     def check_integrity(self, may_wait: bool) -> None:
         """Prove that each request has a seat, and is computed as far as its tokens are known or sampled.

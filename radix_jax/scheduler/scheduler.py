@@ -8,7 +8,7 @@ from jaxtyping import Int32
 
 from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.config import SchedulerLimits, check_int
-from radix_jax.plan import StepPlan, StepRow, TokenLogprobs
+from radix_jax.plan import PromptLogprobs, StepPlan, StepRow, TokenLogprobs
 from radix_jax.request import Request
 from radix_jax.scheduler.admission import Admission
 from radix_jax.scheduler.buckets import Buckets
@@ -207,13 +207,18 @@ class Scheduler:
         return plan
 
     def commit(
-        self, plan: StepPlan, tokens: Tokens, now: float | None = None, logprobs: TokenLogprobs | None = None
+        self,
+        plan: StepPlan,
+        tokens: Tokens,
+        now: float | None = None,
+        logprobs: TokenLogprobs | None = None,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> list[RequestState]:
         """Take over what a step computed.
 
         tokens: one a row of the plan, in its order, or so many as the plan has steps; ignored for rows that sample
             none. now: the caller's clock, for `explain`; None: as it was told last. logprobs: of the tokens, in numpy;
-            None where no row asks. A plan of several steps has none.
+            None where no row asks. A plan of several steps has none. prompt_logprobs: of the prompts' tokens, likewise.
 
         Returns the samples that got a token, finished ones (see finish_reason) included.
 
@@ -238,6 +243,8 @@ class Scheduler:
                 self._prefill.retry()
             if state is not None and row.samples and not state.num_outputs:
                 self._timelines.note(state.request_id, "first token")
+        if prompt_logprobs is not None:
+            self._running.take_prompt_logprobs(plan, prompt_logprobs)
         changed = []
         by_row = tokens.reshape(len(plan.rows), plan.num_steps).tolist()
         for place, (row, new_tokens) in enumerate(zip(plan.rows, by_row, strict=True)):

@@ -91,7 +91,9 @@ class WaitingQueue:
             TypeError: as `Policy.key`, or what a rule of one's own raises; then nothing is added.
         """
         ticket = ticket or Ticket(self._num_passes, num_prefill_tokens)
-        match = self._matches.track(state, state.num_tokens - 1) if state.group.shares else None
+        # How much of what is cached helps a prompt whose log-probabilities are asked for is known on admission only.
+        tracks = state.group.shares and not state.lacks_prompt_logprobs
+        match = self._matches.track(state, state.num_tokens - 1) if tracks else None
         entry = WaitingEntry(state, ticket, next(self._sequence), match)
         if self._policy.checked:
             try:

@@ -16,7 +16,14 @@ from radix_jax.models.llama import Llama
 NUM_TOKENS = 8
 PROMPTS = random_prompts(14, lens=(1, 110), num_stems=3, seed=40)
 SAMPLINGS = [
-    SamplingParams(temperature=(0.0, 1.0, 0.7)[i % 3], top_p=0.95, seed=i, max_tokens=NUM_TOKENS, logprobs=5)
+    SamplingParams(
+        temperature=(0.0, 1.0, 0.7)[i % 3],
+        top_p=0.95,
+        seed=i,
+        max_tokens=NUM_TOKENS,
+        logprobs=5,
+        prompt_logprobs=(None, 3)[i % 2],
+    )
     for i in range(len(PROMPTS))
 ]
 # Sums of several lengths, none of them a power of two.
@@ -51,8 +58,8 @@ def bits(output: RequestOutput) -> list[Any]:
     assert completion.logprobs is not None
     assert completion.sampling_logprobs is not None
     entries = [
-        [(token_id, np.float32(entry.logprob).tobytes(), entry.rank) for token_id, entry in of_token.items()]
-        for of_token in completion.logprobs
+        [(token_id, np.float32(entry.logprob).tobytes(), entry.rank) for token_id, entry in (of_token or {}).items()]
+        for of_token in completion.logprobs + (output.prompt_logprobs or [])
     ]
     return [completion.token_ids, entries, np.asarray(completion.sampling_logprobs, np.float32).tobytes()]
 
