@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from radix_jax.engine import Engine
     from radix_jax.llm import LLM
     from radix_jax.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
+    from radix_jax.rollouts import Rollouts
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "EngineConfig",
     "Logprob",
     "RequestOutput",
+    "Rollouts",
     "SamplingParams",
     "register_attention_backend",
 ]
@@ -32,10 +34,11 @@ _HOMES = {
     "EngineConfig": "radix_jax.config",
     "Logprob": "radix_jax.request",
     "RequestOutput": "radix_jax.request",
+    "Rollouts": "radix_jax.rollouts",
     "SamplingParams": "radix_jax.request",
     "register_attention_backend": "radix_jax.attention_backends",
 }
-_NEED_JAX = ("LLM", "Engine")
+_NEED_JAX = ("LLM", "Engine", "Rollouts")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,12 @@
 """Engine: the loop plan -> run -> commit. Token ids in, token ids out; it knows no text."""
 
 import time
-from collections.abc import Collection, Generator, Hashable, Iterator
+from collections.abc import Collection, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
 
 from radix_jax.cache import PrefixCache
 from radix_jax.config import EngineConfig
@@ -14,6 +17,7 @@ from radix_jax.models.registry import params_of
 from radix_jax.outputs import Outputs
 from radix_jax.recorder import Recorder
 from radix_jax.request import FinishCheck, RequestOutput, SamplingParams
+from radix_jax.rollouts import Rollouts, roll_out, score
 from radix_jax.runner import SAMPLER_BUCKET, CompileLedger, Runner, keep_engine_compiles, resolve_config
 from radix_jax.scheduler import Buckets, Explanation, QueueFull, RequestState, Scheduler
 from radix_jax.step_loop import StepLoop
@@ -228,6 +232,54 @@ class Engine:
         outputs = self._stream(token_ids, sampling, finish_check, namespace)
         next(outputs)
         return outputs
+
+    def rollout(
+        self,
+        prompts: Sequence[TokenIds],
+        sampling: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        seq_len: int | None = None,
+        pad_id: int = 0,
+        sharding: Any = None,
+        finish_checks: Sequence[FinishCheck | None] = (),
+        namespace: Hashable = None,
+    ) -> Rollouts:
+        """n samples of each prompt, run to their ends, as padded arrays ready for a loss. Each prompt is computed once.
+
+        sampling: of all; its n and logprobs are set here. seq_len: places a row; None: the power of two that takes the
+        longest sequence, 64 at least. pad_id: what stands behind a sequence. sharding: where the arrays go, [R, S] and
+        [R] alike (e.g. a NamedSharding over the rows); None: the default device. finish_checks: one a prompt, or none.
+
+        Steps serve other requests too, whose outputs reach their streams alone. An interrupt aborts what was begun.
+
+        Raises:
+            TypeError, ValueError: as `add_request`, for the first prompt that is refused, and none runs; no prompts;
+                sequences that may exceed seq_len.
+        """
+        return roll_out(
+            self,
+            prompts,
+            sampling or SamplingParams(),
+            n=n,
+            seq_len=seq_len,
+            pad_id=pad_id,
+            sharding=sharding,
+            finish_checks=finish_checks,
+            namespace=namespace,
+        )
+
+    def score(self, sequences: Sequence[TokenIds], *, namespace: Hashable = None) -> list[Float32[np.ndarray, " T"]]:
+        """log p(token j | tokens before it) of each sequence by the model's raw logits, for j = 1 ... T - 1.
+
+        What was scored before, or begins as something that was, is not computed again. It is what the model's own
+        forward gives but for rounding: within 1e-5 in float32 and 0.1 in bfloat16, as tests see it. A sequence has
+        max_model_len - 1 tokens at most.
+
+        Raises:
+            TypeError, ValueError: as `add_request`, for the first sequence that is refused; none is then scored.
+        """
+        return score(self, sequences, namespace)
 
     def flush_cache(self) -> None:
         """Drop all that is cached.

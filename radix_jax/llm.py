@@ -11,6 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float32
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -20,7 +21,8 @@ from radix_jax.config import EngineConfig
 from radix_jax.engine import Engine, EngineStats
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import family_for_hf_config, make_params
-from radix_jax.request import CompletionOutput, RequestOutput, SamplingParams
+from radix_jax.request import CompletionOutput, FinishCheck, RequestOutput, SamplingParams
+from radix_jax.rollouts import Rollouts
 from radix_jax.runner.resolve import default_dtype
 from radix_jax.scheduler import QueueFull
 from radix_jax.text import AnyTokenizer, StopText, as_tokenizer, load_tokenizer, with_decoded_tokens
@@ -119,6 +121,33 @@ class LLM:
         encoders = [functools.partial(self._encode_chat, talk) for talk in talks]
         return self._run(encoders, [None] * len(talks), each, use_tqdm)
 
+    def rollout(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        seq_len: int | None = None,
+        pad_id: int = 0,
+        sharding: Any = None,
+    ) -> Rollouts:
+        """As `Engine.rollout`, of text or token ids, and with stop strings."""
+        sampling = dataclasses.replace(sampling_params or SamplingParams(), n=n)
+        stop_texts = [self._stop_texts(sampling) for _ in prompts]
+        return self._engine.rollout(
+            [self._encode(prompt) for prompt in prompts],
+            sampling,
+            n=n,
+            seq_len=seq_len,
+            pad_id=pad_id,
+            sharding=sharding,
+            finish_checks=list(map(_finish_check, stop_texts)),
+        )
+
+    def score(self, prompts: Sequence[Prompt]) -> list[Float32[np.ndarray, " T"]]:
+        """As `Engine.score`, of text or token ids."""
+        return self._engine.score([self._encode(prompt) for prompt in prompts])
+
     def stats(self) -> EngineStats:
         """Hit rate, tokens cached and computed, pages, steps, padding waste, compiles."""
         return self._engine.stats()
@@ -190,10 +219,9 @@ class LLM:
         self, token_ids: Any, sampling: SamplingParams, stop_texts: list[StopText], step: Callable[[], None]
     ) -> str:
         """Add a request, if need be after steps that make room in a full queue."""
-        finish_check = (lambda index, new_ids: stop_texts[index].push(new_ids)) if stop_texts else None
         while True:
             try:
-                return self._engine.add_request(token_ids, sampling, finish_check=finish_check)
+                return self._engine.add_request(token_ids, sampling, finish_check=_finish_check(stop_texts))
             except QueueFull:
                 step()
 
@@ -291,6 +319,10 @@ def _put_at(tree: dict[Any, Any], path: tuple[str | int, ...], leaf: Any) -> Non
     for part in path[:-1]:
         tree = tree.setdefault(part, {})
     tree[path[-1]] = leaf
+
+
+def _finish_check(stop_texts: Sequence[StopText]) -> FinishCheck | None:
+    return (lambda index, new_ids: stop_texts[index].push(new_ids)) if stop_texts else None
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
