@@ -156,11 +156,11 @@ def random_prompts(num: int, *, lens: Sequence[int] = (1, 90), num_stems: int = 
 
 @functools.cache
 def _kept_engine(module: Llama, fields: tuple[tuple[str, Any], ...]) -> Engine:
-    return Engine(module, None, EngineConfig(**dict(fields)))
+    return share_programs(Engine(module, None, EngineConfig(**dict(fields))), module)
 
 
 @functools.cache
-def _programs(module: Llama, attention_backend: str, shapes: tuple[tuple[int, ...], ...]) -> dict[Any, Any]:
+def _programs(module: Llama, attention_backend: str, shapes: tuple[Any, ...]) -> dict[Any, Any]:
     return {}
 
 
@@ -168,7 +168,7 @@ def share_programs(engine: Engine, module: Llama | None = None) -> Engine:
     """The engine, running what was compiled for others of its model and backend whose arrays on the device have the
     same shapes: a program is a bucket's, and knows nothing of the settings that the host alone reads."""
     runner = engine._runner
-    shapes = runner.kv.shape, runner.sampler_state.tokens.shape, runner._last_tokens.shape
+    shapes = runner.kv.shape, runner.kv.dtype, runner.sampler_state.tokens.shape, runner._last_tokens.shape
     runner._compiled = _programs(module or tiny_llama(), engine.config.attention_backend, shapes)
     return engine
 
