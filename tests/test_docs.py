@@ -61,7 +61,7 @@ def test_python_runs_on_the_real_model(page: Path) -> None:
 
 def test_pages_with_code_are_found() -> None:
     assert {"kernels.md", "radix_attention.md", "replay.md", "research.md"} <= {page.name for page in RUN_HERE}
-    assert {"index.md", "quick_start.md"} == {page.name for page in SLOW}
+    assert {"index.md", "quick_start.md"} <= {page.name for page in SLOW}
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=name_of)
