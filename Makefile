@@ -7,7 +7,7 @@ SLOW_VENV = $(VENV)-slow
 PYTEST = bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-aot lint format bench clean
+.PHONY: help demo test test-slow test-aot lint format bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,8 +37,11 @@ format: $(VENV)/.installed-dev  ## lay the code out and mend what can be mended 
 bench: $(VENV)/.installed-base  ## the four offline workloads, one JSON line each
 	$(VENV)/bin/python -m benchmarks.offline --json
 
+docs: $(VENV)/.installed-docs  ## the site, built into site/; a broken link or docstring fails
+	$(VENV)/bin/python -m mkdocs build --strict
+
 clean:  ## remove the environment and what tools left behind
-	rm -rf $(VENV) $(SLOW_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(SLOW_VENV) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/.installed-%: pyproject.toml .ci/install
 	.ci/install $(VENV) $*

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from radix_jax.cache import PagePool, PrefixCache, RadixTree
+from radix_jax.cache import PagePool, PrefixCache, PrefixHandle, RadixTree
 from radix_jax.viz import PoolSnapshot, Replay, render_svg
 
 IMAGES = Path(__file__).parent / "images"
@@ -35,6 +35,8 @@ def make_images() -> dict[str, str]:
         "textbook_requests.html": requests.render_html("Two requests share a prefix"),
         "pins_and_tails.svg": pins_and_tails(),
         "partial_pages.svg": partial_pages().render_svg(),
+        "same_question.svg": same_question(),
+        "leaves_first.svg": leaves_first().render_svg(),
     }
 
 
@@ -227,6 +229,59 @@ def partial_pages() -> Replay:
     show("Allocate 6", "5 pages were free. Full pages without a pin go first.")
     private.extend(cache.allocate(1).tolist())
     show("Allocate 1 more", "Tails go next. What is pinned is left for the last.")
+    return replay
+
+
+def same_question() -> str:
+    """One question after two system prompts, and another one after the first: what comes later is not shared."""
+    words = Words()
+    cache = PrefixCache(RadixTree(page_size=1), PagePool(100))
+    for prompt in (
+        "Answer in one line. What is a page?",
+        "Answer in one line. What is a tree?",
+        "Answer in French. What is a page?",
+    ):
+        _serve(cache, words.encode(prompt))
+    return render_svg(cache.tree.snapshot(), words.decode)
+
+
+def leaves_first() -> Replay:
+    """S with three ends, one of them locked: evict takes leaves out of the tree, free gives their pages to the pool."""
+    tree, pool = RadixTree(page_size=1), PagePool(11)
+    replay = Replay()
+    private: list[int] = []
+
+    def show(title: str, note: str) -> None:
+        replay.add(title, tree.snapshot(), note, PoolSnapshot(pool.num_pages, np.array(private, np.int32)))
+
+    def insert(ids: list[int]) -> PrefixHandle:
+        cached = tree.match_pages(ids)
+        return tree.insert_prefix(ids, [*cached, *pool.allocate(len(ids) - len(cached))]).handle
+
+    def evict(num_tokens: int) -> None:
+        private.extend(tree.evict(num_tokens).tolist())
+
+    def free() -> None:
+        pool.free(private)
+        private.clear()
+
+    shared = [900, 10, 11]
+    running = insert([*shared, 21, 22])
+    insert([*shared, 31, 32])
+    insert([*shared, 41])
+    tree.lock(running)
+    show("Three prompts are cached, one of them runs", "A lock counts on its node and on all nodes above it.")
+    evict(2)
+    show("Evict 2", "The unlocked leaf that was used longest ago left the tree. Its pages are the caller's.")
+    free()
+    show("Free them", "The pool has the pages back; whoever allocates next may get them.")
+    evict(100)
+    free()
+    show("Evict all that can go, and free it", "[41] went. [900, 10, 11] stays, as it lies above what is locked.")
+    tree.unlock(running)
+    evict(1)
+    free()
+    show("Unlock, evict 1, free", "Whole leaves go. The node above has no child any more: now it is the leaf.")
     return replay
 
 

@@ -127,6 +127,7 @@ class Engine:
         token_ids: the prompt, at least one id. finish_check: may end a sample, whenever it got tokens; later ones, of a
         step that is under way, are dropped. namespace: KV is shared inside one namespace alone. priority: higher ones
         go first, and may take the place of lower ones. routing_key: what schedule_policy "routing-key" groups by.
+
         max_tokens is cut to the room that the context leaves; None takes all that context and pool leave. An interrupt
         half-way is one of a step: every request is dropped and the cache emptied.
 

@@ -3,7 +3,6 @@
 import functools
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import typer
-from tiny import SMALL, dense_greedy, finish, greedy, tiny_llama
 from typer.testing import CliRunner
 
-from radix_jax import Engine, EngineConfig, attention_backends
 from radix_jax import check_kernel as module
 from radix_jax.check_kernel import CaseResult, DecodeTiming, check_kernel, run_case
 from radix_jax.cli_kernels import _print_timings
@@ -326,32 +323,6 @@ def test_a_kernel_that_is_not_there(kernel: str, message: str) -> None:
     assert "\n" not in str(done.exception)
     with pytest.raises(ValueError, match=message):
         raise done.exception
-
-
-DOCS = Path(__file__).parent.parent / "docs" / "kernels.md"
-
-
-@pytest.fixture
-def own_names() -> Iterator[None]:
-    """What a test registers is forgotten."""
-    before = dict(attention_backends._registered)
-    yield
-    attention_backends._registered.clear()
-    attention_backends._registered.update(before)
-
-
-@pytest.mark.usefixtures("own_names")
-def test_the_example_of_the_docs_runs_in_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its blocks of Python, one after the other; then a tiny model on the kernel that they register."""
-    blocks = [block.split("```")[0] for block in DOCS.read_text().split("```python\n")[1:]]
-    exec("\n".join(blocks), {})
-    assert "takes no return_lse" in capsys.readouterr().out
-    prompts = [[5], list(range(30)), list(range(40, 51))]
-    engine = Engine(tiny_llama(), None, EngineConfig(**SMALL, attention_backend="mine"))
-    assert engine.config.attention_backend == "mine"
-    ids = [engine.add_request(prompt, greedy(4)) for prompt in prompts]
-    outputs = finish(engine)
-    assert [outputs[i].outputs[0].token_ids for i in ids] == [dense_greedy(prompt, 4) for prompt in prompts]
 
 
 def test_a_function_without_num_kv_heads_is_not_given_a_rounded_width() -> None:

@@ -4,13 +4,11 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from doc_pages import README, python_blocks
 
-ROOT = Path(__file__).parent.parent
-EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-FIRST, ENGINE, SAMPLES = EXAMPLES
+FIRST, ENGINE, SAMPLES = (block.code for block in python_blocks(README))
 
 
 def run(code: str) -> str:

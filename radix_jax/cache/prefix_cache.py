@@ -171,8 +171,8 @@ class PrefixCache:
         the handle, only a node border is made there, and the handle comes back as it is, still locked.
 
         Raises:
-            HandleError: the handle is not locked, or of another tree. ValueError: `ids` or `pages` don't continue what
-            the handle covers, or are too few. Nothing is changed then.
+            HandleError: the handle is not locked, or of another tree; nothing is changed then.
+            ValueError: `ids` or `pages` don't continue what the handle covers, or are too few; nothing is changed then.
         """
         token_ids = to_int32(ids, "token ids")
         page_ids = to_int32(pages, "pages")
@@ -198,7 +198,8 @@ class PrefixCache:
         end inside the first page behind the handle, that page is kept as a tail.
 
         Raises:
-            HandleError: the handle is not locked, or of another tree. ValueError: as `PagePool.free`. Nothing changes.
+            HandleError: the handle is not locked, or of another tree; nothing changes.
+            ValueError: as `PagePool.free`; nothing changes.
         """
         private = to_int32(pages, "pages")[self._num_held_pages(handle) :]
         num_kept = int(self._tree.partial_pages and 0 < len(ids) - handle.cached_len < self.page_size)

@@ -21,6 +21,8 @@ def images() -> dict[str, str]:
         "textbook_requests.html",
         "pins_and_tails.svg",
         "partial_pages.svg",
+        "same_question.svg",
+        "leaves_first.svg",
     ],
 )
 def test_kept_pictures_are_up_to_date(name: str, images: dict[str, str]):
