@@ -39,14 +39,14 @@ class Serves(Protocol):
 def run_all(
     engine: Serves,
     prompts: Sequence[Any],
-    sampling: SamplingParams,
+    samplings: Sequence[SamplingParams],
     *,
     finish_checks: Sequence[FinishCheck | None] = (),
     namespace: Hashable = None,
 ) -> list[RequestOutput]:
     """The last output of each prompt, in their order. One that is refused refuses all: none is left behind.
 
-    finish_checks: one each, or none.
+    samplings: one each. finish_checks: one each, or none.
 
     Raises:
         TypeError, ValueError: as `Engine.add_request`, and which prompt.
@@ -60,7 +60,8 @@ def run_all(
         done.update({output.request_id: output for output in engine.step() if output.finished})
 
     try:
-        for place, (prompt, check) in enumerate(zip(prompts, finish_checks or [None] * len(prompts), strict=True)):
+        checks = finish_checks or [None] * len(prompts)
+        for place, (prompt, sampling, check) in enumerate(zip(prompts, samplings, checks, strict=True)):
             request_id = None
             while request_id is None:
                 try:

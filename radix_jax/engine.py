@@ -248,9 +248,10 @@ class Engine:
     ) -> Rollouts:
         """n samples of each prompt, run to their ends, as padded arrays ready for a loss. Each prompt is computed once.
 
-        sampling: of all; its n and logprobs are set here. seq_len: places a row; None: the power of two that takes the
-        longest sequence, 64 at least. pad_id: what stands behind a sequence. sharding: where the arrays go, [R, S] and
-        [R] alike (e.g. a NamedSharding over the rows); None: the default device. finish_checks: one a prompt, or none.
+        sampling: of all; its n and logprobs are set here, and prompt i gets its seed + i, so that no two groups draw
+        alike. seq_len: places a row; None: the power of two that takes the longest sequence, 64 at least. pad_id: what
+        stands behind a sequence. sharding: where the arrays go, [R, S] and [R] alike (e.g. a NamedSharding over the
+        rows); None: the default device. finish_checks: one a prompt, or none.
 
         Steps serve other requests too, whose outputs reach their streams alone. An interrupt aborts what was begun.
 

@@ -64,7 +64,9 @@ def roll_out(
         raise ValueError("no prompts to roll out; give at least one")
     params = dataclasses.replace(sampling, n=n, logprobs=0, prompt_logprobs=None)
     _check_seq_len(prompts, params, seq_len)
-    outputs = run_all(engine, prompts, params, finish_checks=finish_checks, namespace=namespace)
+    seed = params.seed
+    each = [params if seed is None else dataclasses.replace(params, seed=seed + i) for i in range(len(prompts))]
+    outputs = run_all(engine, prompts, each, finish_checks=finish_checks, namespace=namespace)
     arrays = pad_rollouts(outputs, seq_len=seq_len, pad_id=pad_id)
     put: Callable[[np.ndarray], jax.Array] = lambda array: jax.device_put(array, sharding)  # noqa: E731
     return jax.tree.map(put, arrays)
@@ -112,7 +114,7 @@ def pad_rollouts(outputs: Sequence[RequestOutput], *, seq_len: int | None = None
 def score(engine: Serves, sequences: Any, namespace: Hashable) -> list[Float32[np.ndarray, " T"]]:
     """As `Engine.score`."""
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-    outputs = run_all(engine, sequences, params, namespace=namespace)
+    outputs = run_all(engine, sequences, [params] * len(sequences), namespace=namespace)
     scores = []
     for output in outputs:
         assert output.prompt_logprobs is not None

@@ -49,7 +49,7 @@ def test_rows_are_the_samples_of_each_prompt(rollouts: Rollouts) -> None:
     assert all(isinstance(array, jax.Array) for array in jax.tree.leaves(rollouts))
     for row, prompt in enumerate(np.repeat(np.arange(3), NUM_SAMPLES)):
         ids, prompt_len = np.asarray(rollouts.token_ids[row]), len(PROMPTS[prompt])
-        expected = dense_drawn(PROMPTS[prompt], NUM_TOKENS, seed=9, sample_index=row % NUM_SAMPLES)
+        expected = dense_drawn(PROMPTS[prompt], NUM_TOKENS, seed=9 + prompt, sample_index=row % NUM_SAMPLES)
         end = prompt_len + NUM_TOKENS
         assert ids[:end].tolist() == [*PROMPTS[prompt].tolist(), *expected]
         assert not ids[end:].any()
