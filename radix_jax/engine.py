@@ -11,16 +11,18 @@ from jaxtyping import Float32
 from radix_jax.cache import PrefixCache
 from radix_jax.config import EngineConfig
 from radix_jax.engine_stats import EngineStats
-from radix_jax.intake import TokenIds, check_bias, check_finish, check_labels, checked_ids, make_requests
+from radix_jax.intake import TokenIds, check_labels, checked_ids, checked_sampling, make_requests
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import params_of
+from radix_jax.new_params import fitting_params
 from radix_jax.outputs import Outputs
 from radix_jax.recorder import Recorder
 from radix_jax.request import FinishCheck, RequestOutput, SamplingParams
 from radix_jax.rollouts import Rollouts, roll_out, score
-from radix_jax.runner import SAMPLER_BUCKET, CompileLedger, Runner, keep_engine_compiles, resolve_config
-from radix_jax.scheduler import Buckets, Explanation, QueueFull, RequestState, Scheduler
+from radix_jax.runner import CompileLedger, Runner, keep_engine_compiles, resolve_config
+from radix_jax.scheduler import Explanation, OnUpdate, QueueFull, RequestState, Scheduler, check_on_update
 from radix_jax.step_loop import StepLoop
+from radix_jax.streaming import stream_request
 
 
 class Engine:
@@ -50,25 +52,9 @@ class Engine:
         self._num_requests = 0
         self._recorder = None if config.record is None else Recorder(config.record, time.monotonic())
         self._outputs = Outputs()
-        self._num_pages, self._max_model_len = _known(config.num_pages), _known(config.max_model_len)
-        self._buckets = Buckets(
-            page_size=config.page_size,
-            max_model_len=self._max_model_len,
-            max_running_requests=config.max_running_requests,
-            max_prefill_tokens=config.max_prefill_tokens,
-            deterministic=config.deterministic,
-        )
         keep_engine_compiles(config.compile_cache_dir)
-        self._runner = Runner(
-            model_params,
-            num_pages=self._num_pages,
-            page_size=config.page_size,
-            num_seats=config.max_running_requests,
-            max_rows=self._buckets.max_rows,
-            kv_dtype=str(config.kv_dtype),
-            attention_backend=config.attention_backend,
-        )
-        self._loop = StepLoop(config, self._buckets, self._runner)
+        self._loop = StepLoop(config, model_params)
+        self._runner = self._loop.runner
         if config.warmup == "full":
             self.warm_up()
 
@@ -104,13 +90,7 @@ class Engine:
 
     def warm_up(self) -> None:
         """Compile every bucket, those of page copies and sampler rows included, so that no later step has to."""
-        config = self._config
-        has_copies = config.partial_pages and config.enable_prefix_cache and config.page_size > 1
-        for bucket in self._buckets.all():
-            self._runner.compile(bucket, "warmup")
-            if has_copies and bucket.kind == "prefill":
-                self._runner.compile(bucket.copies, "warmup")
-        self._runner.compile(SAMPLER_BUCKET, "warmup")
+        self._loop.warm_up()
 
     def add_request(
         self,
@@ -138,24 +118,20 @@ class Engine:
                 can't hold, stop strings without a finish_check, more samples than max_queued_requests, or a priority
                 that takes more than 64 bits.
             QueueFull: with its samples, more than max_queued_requests would wait.
-            RuntimeError: the engine is closed.
+            RuntimeError: the engine is closed or asleep.
         """
         check_labels(namespace, priority, routing_key)
         if self._recorder is not None:
             self._recorder.check(namespace)
-        if self._closed:
-            raise RuntimeError("the engine is closed; make a new one")
-        if sampling is not None and not isinstance(sampling, SamplingParams):
-            raise TypeError(f"sampling is a {type(sampling).__name__}; give SamplingParams, or None for its defaults")
-        sampling = sampling or SamplingParams()
-        check_finish(sampling, finish_check)
-        check_bias(sampling, self._vocab_size)
+        self._check_open()
+        self._check_awake()
+        sampling = checked_sampling(sampling, finish_check, self._vocab_size)
         requests = make_requests(
-            checked_ids(token_ids, self._vocab_size, self._max_model_len),
+            checked_ids(token_ids, self._vocab_size, self._loop.max_model_len),
             sampling,
             number=self._num_requests,
-            max_len=self._max_model_len,
-            pool_len=(self._num_pages - 1) * self._config.page_size,
+            max_len=self._loop.max_model_len,
+            pool_len=self._loop.pool_len,
             eos_token_ids=self._eos_token_ids,
             engine_seed=self._config.seed,
             finish_check=finish_check,
@@ -174,11 +150,18 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Finish one scheduler step: a state of each request of which a sample got a token or ended; may be empty.
 
-        With `overlap` the next step is planned and sent to the device before the tokens of this one are read.
+        With `overlap` the next step is planned and sent to the device before the tokens of this one are read. Right
+        after `update_params` it gives what that ended or committed, if anything, in the place of a step.
 
         If the step fails or is interrupted, every request is dropped and the cache emptied, and the error raised: no
         page is then half written and named.
+
+        Raises:
+            RuntimeError: the engine is asleep.
         """
+        if kept := self._outputs.take_kept():
+            return kept
+        self._check_awake()
         with self._whole():
             return self._give_out(self._loop.step(time.monotonic()))
 
@@ -194,6 +177,7 @@ class Engine:
             now, states = time.monotonic(), self._outputs.states(request_id)
             aborted = [self._scheduler.abort(state.request_id, now) for state in states]
             self._loop.drop_surplus()
+            self._outputs.forget_kept(request_id)
             [output] = self._give_out([state for state in aborted if state is not None])
             return output
 
@@ -213,8 +197,8 @@ class Engine:
         return self._outputs.request_ids
 
     def has_unfinished(self) -> bool:
-        """Whether any request waits or runs."""
-        return self._scheduler.has_unfinished
+        """Whether any request waits or runs, or ended by `update_params` and `step` has yet to tell."""
+        return self._scheduler.has_unfinished or self._outputs.num_kept > 0
 
     def stream(
         self,
@@ -230,7 +214,7 @@ class Engine:
         aborts the request. Raises as `add_request`, on the call; and RuntimeError where the request was dropped, by a
         step of another stream that failed or since the engine was closed.
         """
-        outputs = self._stream(token_ids, sampling, finish_check, namespace)
+        outputs = stream_request(self, self._outputs, token_ids, sampling, finish_check, namespace)
         next(outputs)
         return outputs
 
@@ -296,6 +280,58 @@ class Engine:
             )
         self.cache.reset()
 
+    @property
+    def weight_version(self) -> int:
+        """Of the params in use: 0 at first, one more with each `update_params`."""
+        return self._runner.weight_version
+
+    def update_params(self, params: Any, *, on_update: OnUpdate = "continue") -> None:
+        """Go on with new params of the same model. Leaves that lie where they belong are not copied, and nothing is
+        compiled. What was computed with the old ones is never shared with what the new ones compute.
+
+        params: a module, its `nnx.State` or nested dict, or ModelParams; leaves of numpy go to the device.
+        on_update: what becomes of requests that run, or were retracted with some output. "continue": they go on, those
+        that run with the KV they have. "restart": without their output so far. "abort": all their samples end. Those
+        that only wait are computed by the new params.
+
+        Waits for the step in flight, which is of the old params. Its outputs, and those of aborted requests, come from
+        the next `step` and to their streams. An interrupt half-way is one of a step.
+
+        Raises:
+            TypeError, ValueError: params are none, or of another tree, shape or dtype, or deleted; or on_update is none
+                of the three. RuntimeError: the engine is closed; or "restart", and a request that has output has a
+                finish_check. Nothing has changed then.
+        """
+        check_on_update(on_update)
+        self._check_open()
+        placed = fitting_params(self._runner.params, params, self._runner.place)
+        self._scheduler.check_update(on_update)
+        with self._whole():
+            self._outputs.keep(self._give_out(self._loop.update_params(placed, on_update, time.monotonic())))
+
+    def sleep(self) -> None:
+        """Give the device memory of pool and sampler state to others, until `wake`; what is cached is dropped. The
+        params stay where they are, since they are the caller's: `update_params` works meanwhile. Twice is once.
+
+        Raises:
+            RuntimeError: the engine is closed, or requests are unfinished.
+        """
+        self._check_open()
+        if self._outputs.num_kept:
+            raise RuntimeError(f"{self._outputs.num_kept} outputs wait for the next step(); take them first")
+        self.flush_cache()
+        self._runner.sleep()
+
+    def wake(self) -> None:
+        """Make pool and sampler state anew, empty; nothing is compiled. Where memory is short it stays asleep. Awake:
+        nothing.
+
+        Raises:
+            RuntimeError: the engine is closed.
+        """
+        self._check_open()
+        self._runner.wake()
+
     def stats(self) -> EngineStats:
         """Counts so far, and the pages of now."""
         return EngineStats.of(self._scheduler, self.ledger)
@@ -315,6 +351,14 @@ class Engine:
         self._outputs.clear()
         if self._recorder is not None:
             self._recorder.end_all()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the engine is closed; make a new one")
+
+    def _check_awake(self) -> None:
+        if self._runner.is_asleep:
+            raise RuntimeError("the engine is asleep and has no memory for KV; call wake() first")
 
     @property
     def _scheduler(self) -> Scheduler:
@@ -350,33 +394,3 @@ class Engine:
                 if state.finish_reason is not None:
                     self._recorder.end(state.request_id)
         return self._outputs.of(changed)
-
-    def _stream(
-        self,
-        token_ids: TokenIds,
-        sampling: SamplingParams | None,
-        finish_check: FinishCheck | None,
-        namespace: Hashable,
-    ) -> Generator[Any, None, None]:
-        """The states of one request, after one None: closing a generator that has not begun ends nothing."""
-        request_id = self.add_request(token_ids, sampling, finish_check=finish_check, namespace=namespace)
-        try:
-            outputs = self._outputs.open_stream(request_id)
-            yield None
-            while True:
-                while outputs:
-                    output = outputs.popleft()
-                    yield output
-                    if output.finished:
-                        return
-                if request_id not in self._outputs:
-                    raise RuntimeError(f"request {request_id} was dropped: a step failed, or the engine was closed")
-                self.step()
-        finally:
-            self._outputs.close_stream(request_id)
-            self.abort(request_id)
-
-
-def _known(value: int | None) -> int:
-    assert value is not None
-    return value

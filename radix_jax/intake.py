@@ -43,7 +43,21 @@ def checked_ids(token_ids: Any, vocab_size: int, max_model_len: int) -> Int32[np
     return ids.astype(np.int32)
 
 
-def check_bias(sampling: SamplingParams, vocab_size: int) -> None:
+def checked_sampling(sampling: Any, finish_check: Any, vocab_size: int) -> SamplingParams:
+    """`sampling`, or its defaults, with all that can be known of it before a request is made.
+
+    Raises:
+        TypeError: no SamplingParams, or as `_check_finish`. ValueError: as `_check_finish` and `_check_bias`.
+    """
+    if sampling is not None and not isinstance(sampling, SamplingParams):
+        raise TypeError(f"sampling is a {type(sampling).__name__}; give SamplingParams, or None for its defaults")
+    sampling = sampling or SamplingParams()
+    _check_finish(sampling, finish_check)
+    _check_bias(sampling, vocab_size)
+    return sampling
+
+
+def _check_bias(sampling: SamplingParams, vocab_size: int) -> None:
     """Refuse a bias of tokens that the model does not have.
 
     Raises:
@@ -69,7 +83,7 @@ def check_labels(namespace: Any, priority: Any, routing_key: Any) -> None:
     namespace_key(namespace)
 
 
-def check_finish(sampling: SamplingParams, finish_check: Any) -> None:
+def _check_finish(sampling: SamplingParams, finish_check: Any) -> None:
     """Refuse what could not end a request as asked.
 
     Raises:

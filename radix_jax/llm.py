@@ -24,7 +24,7 @@ from radix_jax.models.registry import family_for_hf_config, make_params
 from radix_jax.request import CompletionOutput, FinishCheck, RequestOutput, SamplingParams
 from radix_jax.rollouts import Rollouts
 from radix_jax.runner.resolve import default_dtype
-from radix_jax.scheduler import QueueFull
+from radix_jax.scheduler import OnUpdate, QueueFull
 from radix_jax.text import AnyTokenizer, StopText, as_tokenizer, load_tokenizer, with_decoded_tokens
 
 _LOG = logging.getLogger("radix_jax")
@@ -155,6 +155,18 @@ class LLM:
     def flush_cache(self) -> None:
         """Drop all that is cached."""
         self._engine.flush_cache()
+
+    def update_params(self, params: Any, *, on_update: OnUpdate = "continue") -> None:
+        """Go on with new params of the same model; as `Engine.update_params`."""
+        self._engine.update_params(params, on_update=on_update)
+
+    def sleep(self) -> None:
+        """Give the device memory of the KV pool to others, until `wake`; as `Engine.sleep`."""
+        self._engine.sleep()
+
+    def wake(self) -> None:
+        """Take the memory back; as `Engine.wake`."""
+        self._engine.wake()
 
     def close(self) -> None:
         """Give the memory back; the LLM is of no use afterwards."""

@@ -18,6 +18,7 @@ def completion_of(state: RequestState) -> CompletionOutput:
         stop_reason=state.stop_reason,
         logprobs=None if logprobs is None else list(logprobs.by_token),
         cumulative_logprob=None if logprobs is None else logprobs.total,
+        version_starts=state.version_starts,
         sampling_logprobs=None if logprobs is None else list(logprobs.sampling),
     )
 
@@ -38,6 +39,7 @@ class Outputs:
         self._asked: dict[str, _Asked] = {}
         self._of_sample: dict[str, _Asked] = {}
         self._streams: dict[str, deque[RequestOutput]] = {}  # what a stream has yet to give, whoever made the step
+        self._kept: dict[str, RequestOutput] = {}
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._asked
@@ -69,6 +71,25 @@ class Outputs:
                 self._streams[output.request_id].append(output)
         return outputs
 
+    @property
+    def num_kept(self) -> int:
+        """Outputs that `take_kept` would give."""
+        return len(self._kept)
+
+    def keep(self, outputs: Sequence[RequestOutput]) -> None:
+        """Outputs that came outside a step, for the next step to return; a later one of a request takes the place of
+        the one before."""
+        self._kept |= {output.request_id: output for output in outputs}
+
+    def take_kept(self) -> list[RequestOutput]:
+        """What was kept, once."""
+        kept, self._kept = self._kept, {}
+        return list(kept.values())
+
+    def forget_kept(self, request_id: str) -> None:
+        """A later output of this request was given out."""
+        self._kept.pop(request_id, None)
+
     def open_stream(self, request_id: str) -> deque[RequestOutput]:
         """Where the coming outputs of a request are put, besides being returned, until `close_stream`."""
         outputs = self._streams[request_id] = deque()
@@ -82,6 +103,7 @@ class Outputs:
         """All requests were dropped; streams keep what they have yet to give."""
         self._asked.clear()
         self._of_sample.clear()
+        self._kept.clear()
 
     def _output(self, asked: _Asked) -> RequestOutput:
         first = asked.states[0]

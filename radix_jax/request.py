@@ -189,6 +189,8 @@ class CompletionOutput:
         first. cumulative_logprob: the sum over the output tokens. sampling_logprobs: for each output token its
         log-probability in what it was drawn from, after penalties, temperature and filters; 0.0 where greedy. All None
         unless SamplingParams.logprobs asks for them.
+    version_starts: (place of an output token, version of the weights that sampled it and those behind it), in order;
+        `weight_versions` has it a token.
     """
 
     index: int
@@ -199,6 +201,16 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
     sampling_logprobs: list[float] | None = None
+    version_starts: tuple[tuple[int, int], ...] = ((0, 0),)
+
+    @property
+    def weight_versions(self) -> list[int]:
+        """For each output token the `Engine.weight_version` of the weights that sampled it."""
+        versions: list[int] = []
+        ends = [start for start, _ in self.version_starts[1:]] + [len(self.token_ids)]
+        for (start, version), end in zip(self.version_starts, ends, strict=True):
+            versions += [version] * (end - start)
+        return versions
 
 
 @dataclass(frozen=True, kw_only=True)

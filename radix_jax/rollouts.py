@@ -96,7 +96,7 @@ def pad_rollouts(outputs: Sequence[RequestOutput], *, seq_len: int | None = None
         token_ids[row, prompt], token_ids[row, out] = output.prompt_token_ids, one.token_ids
         logprobs[row, out] = [entry[t].logprob for t, entry in zip(one.token_ids, one.logprobs, strict=True)]
         sampling_logprobs[row, out] = one.sampling_logprobs
-        versions[row, out] = getattr(one, "weight_versions", 0)
+        versions[row, out] = one.weight_versions
     places, starts, ends = np.arange(seq_len), np.array(prompt_lens, np.int32), np.array(lens, np.int32)
     return Rollouts(
         token_ids=token_ids,

@@ -7,9 +7,10 @@ import numpy as np
 
 from radix_jax.cache import PagePool, PrefixCache, RadixTree
 from radix_jax.config import EngineConfig
+from radix_jax.models.base import ModelParams
 from radix_jax.plan import StepPlan
-from radix_jax.runner import Runner, StepHandle
-from radix_jax.scheduler import Buckets, RequestState, Scheduler, Timelines
+from radix_jax.runner import SAMPLER_BUCKET, Runner, StepHandle
+from radix_jax.scheduler import Buckets, OnUpdate, RequestState, Scheduler, Timelines
 
 _LOG = logging.getLogger("radix_jax")
 
@@ -17,13 +18,32 @@ _LOG = logging.getLogger("radix_jax")
 class StepLoop:
     """Scheduler, cache and runner of an engine, kept in step.
 
-    config: with all that was left open filled in. runner: with a pool of config.num_pages pages.
+    config: with all that was left open filled in.
+    max_model_len, pool_len: tokens that a context and the pool hold.
     """
 
-    def __init__(self, config: EngineConfig, buckets: Buckets, runner: Runner) -> None:
+    def __init__(self, config: EngineConfig, params: ModelParams) -> None:
+        assert config.num_pages is not None
+        assert config.max_model_len is not None
         self._config = config
-        self._buckets = buckets
-        self._runner = runner
+        self.max_model_len = config.max_model_len
+        self.pool_len = (config.num_pages - 1) * config.page_size
+        self._buckets = Buckets(
+            page_size=config.page_size,
+            max_model_len=config.max_model_len,
+            max_running_requests=config.max_running_requests,
+            max_prefill_tokens=config.max_prefill_tokens,
+            deterministic=config.deterministic,
+        )
+        self._runner = Runner(
+            params,
+            num_pages=config.num_pages,
+            page_size=config.page_size,
+            num_seats=config.max_running_requests,
+            max_rows=self._buckets.max_rows,
+            kv_dtype=str(config.kv_dtype),
+            attention_backend=config.attention_backend,
+        )
         self._timelines = Timelines()
         self._cache, self._scheduler = self._new_bookkeeping()
         self._in_flight: tuple[StepPlan, StepHandle] | None = None  # sent to the device, not read yet
@@ -43,12 +63,35 @@ class StepLoop:
         """The device side."""
         return self._runner
 
+    def warm_up(self) -> None:
+        """Compile all that steps may ever need."""
+        config = self._config
+        has_copies = config.partial_pages and config.enable_prefix_cache and config.page_size > 1
+        for bucket in self._buckets.all():
+            self._runner.compile(bucket, "warmup")
+            if has_copies and bucket.kind == "prefill":
+                self._runner.compile(bucket.copies, "warmup")
+        self._runner.compile(SAMPLER_BUCKET, "warmup")
+
     def step(self, now: float) -> list[RequestState]:
         """Finish one step: the samples that got a token or ended. now: `time.monotonic`."""
         states = self._scheduler.expire(now)
         states += self._finish_step(now)
         self.drop_surplus()
         return states
+
+    def update_params(self, params: ModelParams, on_update: OnUpdate, now: float) -> list[RequestState]:
+        """Commit the step in flight, which runs on the old params, and go on with these, which `Runner.place` gave.
+
+        Returns the samples that got a token or ended by either.
+        """
+        changed: list[RequestState] = []
+        if self._in_flight is not None:
+            changed += self._commit(*self._in_flight)
+            self._in_flight = None
+        changed += self._scheduler.update_weights(self._runner.weight_version + 1, on_update, now)
+        self._runner.replace_params(params)
+        return list(dict.fromkeys(changed))
 
     def drop_surplus(self) -> None:
         """Commit a step in flight without reading it if all its requests have ended."""
@@ -77,8 +120,12 @@ class StepLoop:
             self._in_flight = self._send(now)
         if self._in_flight is None:
             return []
-        plan, handle = self._in_flight
+        sent = self._in_flight
         self._in_flight = self._send(now) if self._config.overlap else None
+        return self._commit(*sent)
+
+    def _commit(self, plan: StepPlan, handle: StepHandle) -> list[RequestState]:
+        """Wait for a step, and take over what it sampled."""
         tokens = self._runner.read(handle)
         return self._scheduler.commit(plan, tokens.token_ids, time.monotonic(), *tokens[1:])
 
@@ -106,5 +153,6 @@ class StepLoop:
             enable_prefix_cache=config.enable_prefix_cache,
             seed=config.seed,
             timelines=self._timelines,
+            weight_version=self._runner.weight_version,
         )
         return cache, scheduler

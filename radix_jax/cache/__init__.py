@@ -4,6 +4,7 @@ from radix_jax.cache.errors import HandleError, IntegrityError, OutOfPages
 from radix_jax.cache.events import CacheCleared, CacheEvent, EventQueue, PagesRemoved, PagesStored
 from radix_jax.cache.eviction_rules import NodeView
 from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle, TailHandle
+from radix_jax.cache.keys import of_weights
 from radix_jax.cache.node import RadixTreeNode
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.pins import Pin
@@ -30,4 +31,5 @@ __all__ = [
     "RadixTree",
     "RadixTreeNode",
     "TailHandle",
+    "of_weights",
 ]

@@ -1,6 +1,7 @@
 """Token ids as bytes: the form in which the tree compares keys, and typed namespaces."""
 
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
@@ -91,6 +92,22 @@ def common_len(edge: bytes, key: KeyBytes, start: int) -> int:
         done += chunk
         chunk *= _CHUNK_GROWTH
     return limit
+
+
+class OfWeights(NamedTuple):
+    """A caller's namespace under one version of the weights, the first one excepted."""
+
+    namespace: Hashable
+    weight_version: int
+
+    def __repr__(self) -> str:
+        return f"{self.namespace!r} of weights {self.weight_version}"
+
+
+def of_weights(namespace: Hashable, weight_version: int) -> Hashable:
+    """The namespace in the cache of KV that weights of this version computed for the caller's `namespace`: no two
+    versions share one, so that KV of old weights matches nothing. The first version, 0, has the caller's own."""
+    return OfWeights(namespace, weight_version) if weight_version else namespace
 
 
 def namespace_key(namespace: Hashable) -> Hashable:

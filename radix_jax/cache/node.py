@@ -259,6 +259,33 @@ def raise_priority(node: RadixTreeNode, priority: int) -> None:
         node = node.parent
 
 
+def lock_path(node: RadixTreeNode) -> int:
+    """Count a lock on the node and all above it; returns the tokens on the path that had none."""
+    end_len = node.end_len
+    while not node.ref_count and (parent := node.parent) is not None:
+        node.ref_count = 1
+        node = parent
+    locked_len = end_len - node.end_len
+    while (parent := node.parent) is not None:
+        node.ref_count += 1
+        node = parent
+    return locked_len
+
+
+def unlock_path(node: RadixTreeNode, now: int) -> int:
+    """Take a lock off the node and all above it; what has none left counts as used `now`. Returns its tokens."""
+    end_len = node.end_len
+    while node.ref_count == 1 and (parent := node.parent) is not None:
+        node.ref_count = 0
+        node.timestamp = now
+        node = parent
+    unlocked_len = end_len - node.end_len
+    while (parent := node.parent) is not None:
+        node.ref_count -= 1
+        node = parent
+    return unlocked_len
+
+
 def join_pages(nodes: Sequence[RadixTreeNode]) -> Int32[np.ndarray, " P"]:
     """Page ids of the nodes, one after the other, read-only."""
     return np.frombuffer(b"".join([node.pages for node in nodes]), INT32)

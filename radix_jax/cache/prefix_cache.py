@@ -10,9 +10,11 @@ from radix_jax.cache.errors import HandleError, IntegrityError, OutOfPages
 from radix_jax.cache.evicted import Evicted, EvictedSpan, span_of
 from radix_jax.cache.handles import MatchResult, PrefixHandle, TailHandle
 from radix_jax.cache.keys import TokenIds, to_int32, token_bytes
+from radix_jax.cache.node import RadixTreeNode
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.peek import Peek
 from radix_jax.cache.radix_tree import RadixTree
+from radix_jax.cache.roots import unlocked_below
 from radix_jax.cache.snapshot import add_tails
 from radix_jax.cache.tails import Tails
 from radix_jax.viz import TreeSnapshot
@@ -47,6 +49,7 @@ class PrefixCache:
         self._tails = Tails(pool.num_pages // _TAIL_SHARE if tree.partial_pages else 0)
         self._least_evicted = min(_LEAST_EVICTED, pool.num_pages // _EVICTED_SHARE)
         self._num_evicted_tokens = self._num_evicted_pages = 0
+        self._retired: list[RadixTreeNode] = []  # roots of namespaces that nobody is to match any more
 
     @property
     def tree(self) -> RadixTree:
@@ -207,6 +210,14 @@ class PrefixCache:
         for page in private[:num_kept].tolist():
             self._pool.free(self._tails.add(handle, namespace, token_bytes(ids[handle.cached_len :]), page))
         self._tree.unlock(handle)
+        self._drop_retired()
+
+    def retire(self) -> None:
+        """Nobody is to match what is cached now, as its KV is of other weights: what is unlocked is dropped, pinned or
+        not, and the rest as requests release it. That is no eviction. The caller uses other namespaces from here on."""
+        self._pool.free(self._tails.evict(len(self._tails)))
+        self._retired = self._tree.roots
+        self._drop_retired()
 
     def reset(self) -> None:
         """Drop all cached prefixes; their pages go back to the pool.
@@ -250,6 +261,13 @@ class PrefixCache:
             raise IntegrityError(
                 f"pages {lost} have no owner, pages {shared} have more than one of pool, tree, request"
             )
+
+    def _drop_retired(self) -> None:
+        """Drop what is unlocked of retired namespaces."""
+        if self._retired:
+            leaves = iter(unlocked_below(self._retired))
+            self._pool.free(self._tree.evict(self._tree.evictable_size, next_leaf=lambda: next(leaves, None)))
+            self._retired = [root for root in self._retired if root.children]
 
     def _evict(self, num_pages: int, spans: list[EvictedSpan]) -> None:
         """Make `num_pages` cached pages free, or a few more. Tails go last, as they are few and hold the ends of the

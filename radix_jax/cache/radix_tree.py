@@ -15,7 +15,7 @@ from radix_jax.cache.eviction_rules import Rule, make_policy
 from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle, resume, unusable
 from radix_jax.cache.integrity import check_nodes, check_sizes
 from radix_jax.cache.keys import INT32, TOKEN_BYTES, KeyBytes, TokenIds, check_num_pages, key_bytes, to_int32
-from radix_jax.cache.node import RadixTreeNode, descend, join_pages, path_to, raise_priority
+from radix_jax.cache.node import RadixTreeNode, descend, join_pages, lock_path, path_to, raise_priority, unlock_path
 from radix_jax.cache.peek import Peek, pages_below, peek_below
 from radix_jax.cache.pins import Pin, PinnedLast
 from radix_jax.cache.roots import Roots
@@ -93,6 +93,11 @@ class RadixTree:
     def total_size(self) -> int:
         """All cached tokens: evictable and protected."""
         return self._evictable_len + self._protected_len
+
+    @property
+    def roots(self) -> list[RadixTreeNode]:
+        """Where the namespaces that hold something begin."""
+        return list(self._roots)
 
     @property
     def pinned_size(self) -> int:
@@ -205,15 +210,9 @@ class RadixTree:
         if handle.owner is not self or handle.cached_len != node.end_len:
             raise unusable(handle, self)
         handle.num_locks += 1
-        while not node.ref_count and (parent := node.parent) is not None:
-            node.ref_count = 1
-            node = parent
-        locked_len = handle.cached_len - node.end_len
+        locked_len = lock_path(node)
         self._evictable_len -= locked_len
         self._protected_len += locked_len
-        while (parent := node.parent) is not None:
-            node.ref_count += 1
-            node = parent
 
     def unlock(self, handle: PrefixHandle) -> None:
         """Give one lock of the handle back; the path counts as used now.
@@ -228,26 +227,25 @@ class RadixTree:
             raise HandleError("the handle is not locked; each lock is given back once")
         handle.num_locks -= 1
         self._use_counter = now = self._use_counter + 1
-        while node.ref_count == 1 and (parent := node.parent) is not None:
-            node.ref_count = 0
-            node.timestamp = now
-            node = parent
-        unlocked_len = handle.cached_len - node.end_len
+        unlocked_len = unlock_path(node, now)
         if unlocked_len:
             self._evictable_len += unlocked_len
             self._protected_len -= unlocked_len
-            self._note_use(handle.node)
-        while (parent := node.parent) is not None:
-            node.ref_count -= 1
-            node = parent
+            self._note_use(node)
 
     def evict(
-        self, num_tokens: int, trim: bool = False, keep_pinned: bool = False, evicted: list[Evicted] | None = None
+        self,
+        num_tokens: int,
+        trim: bool = False,
+        keep_pinned: bool = False,
+        evicted: list[Evicted] | None = None,
+        next_leaf: Callable[[], RadixTreeNode | None] | None = None,
     ) -> Int32[np.ndarray, " P"]:
         """Take unlocked leaves out, by the policy, until at least `num_tokens` are gone or nothing is left.
 
         trim: of the last leaf take only the pages that are needed, from its end; its handles end as if it were gone.
         keep_pinned: stop where nothing but pinned leaves is left. evicted: is told what went, in order.
+        next_leaf: gives unlocked leaves one by one, in the place of the policy.
         Returns the page ids of what was taken out; they are the caller's now.
 
         Raises:
@@ -257,7 +255,8 @@ class RadixTree:
             raise ValueError(f"num_tokens={num_tokens} to evict is negative")
         taken: list[Evicted] = []
         num_taken = 0
-        next_leaf = self._pins.next_unpinned if keep_pinned and self._pins else self._policy.next_leaf
+        if next_leaf is None:
+            next_leaf = self._pins.next_unpinned if keep_pinned and self._pins else self._policy.next_leaf
         while num_taken < num_tokens:
             try:
                 leaf = next_leaf()

@@ -2,7 +2,7 @@
 
 import itertools
 import operator
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from radix_jax.cache.keys import namespace_key
 from radix_jax.cache.node import EVICTED, RadixTreeNode
@@ -74,3 +74,14 @@ class Roots:
         root = RadixTreeNode(self._key_fn, self._uuids, namespace)
         root.ref_count = 1
         return root
+
+
+def unlocked_below(roots: Iterable[RadixTreeNode]) -> list[RadixTreeNode]:
+    """The nodes below these roots that nothing locks, children before their parents."""
+    found: list[RadixTreeNode] = []
+    stack = list(roots)
+    while stack:
+        children = stack.pop().children.values()
+        found += [child for child in children if not child.ref_count]
+        stack.extend(children)
+    return found[::-1]

@@ -129,6 +129,7 @@ class Runner:
     num_seats: requests that run at once. max_rows: rows of the largest bucket.
 
     Not thread-safe. After a step that failed or was interrupted the pool may be gone; `renew_pool` then makes another.
+    Asleep, it has neither pool nor sampler state, and no step may be sent.
     """
 
     def __init__(
@@ -145,18 +146,22 @@ class Runner:
         mesh = make_mesh()
         self._replicated = named_sharding(mesh)
         self._kv_sharding = named_sharding(mesh, "replicated", "replicated", "kv")
-        self._params = jax.device_put(params, self._replicated)
+        self._params, self._weight_version = self.place(params), 0
+        self._is_asleep = False
         self._num_pages = num_pages
         self._packer = Packer(page_size=page_size, num_slots=params.config.num_layers * num_pages * page_size)
         # The function itself, so that all steps run the same one, whatever takes its name later.
         backend = registered_backends().get(attention_backend, attention_backend)
-        self._new_pool = functools.partial(
-            init_kv, params.config, num_pages, page_size, kv_dtype, attention_backend=backend
+        # Jitted once, so that a pool that is made anew compiles nothing.
+        self._new_pool = jax.jit(
+            functools.partial(init_kv, params.config, num_pages, page_size, kv_dtype, attention_backend=backend),
+            out_shardings=self._kv_sharding,
         )
-        self._kv = self._empty_pool()
         self._vocab_size = params.config.vocab_size
-        self._new_state = functools.partial(empty_sampler_state, num_seats, self._vocab_size)
-        self._state = self._empty_state()
+        self._new_state = jax.jit(
+            functools.partial(empty_sampler_state, num_seats, self._vocab_size), out_shardings=self._replicated
+        )
+        self._kv, self._state = self._new_pool(), self._new_state()
         self._max_rows = max_rows
         self._last_tokens = self._no_tokens()
         self._steps = {
@@ -170,6 +175,16 @@ class Runner:
     def params(self) -> ModelParams:
         """The params, on the device."""
         return self._params
+
+    @property
+    def weight_version(self) -> int:
+        """How often the params were replaced."""
+        return self._weight_version
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the memory of pool and sampler state is given away."""
+        return self._is_asleep
 
     @property
     def kv(self) -> KVPool:
@@ -225,12 +240,33 @@ class Runner:
         none = np.zeros(handle.num_rows, np.int32)
         return StepTokens(none if tokens is None else tokens[: handle.num_rows], *logprobs)
 
+    def place(self, params: Any) -> Any:
+        """Params, or any tree of them, on the device as the compiled steps take them; what is there is not copied."""
+        return jax.device_put(params, self._replicated)
+
+    def replace_params(self, params: ModelParams) -> None:
+        """Steps that are sent from here on run on these, which `place` gave: leaf by leaf like those before."""
+        self._params, self._weight_version = params, self._weight_version + 1
+
     def renew_pool(self) -> None:
         """Put a new, empty pool in the place of one that a failed step may have lost or left half written; and a new
-        sampler state."""
+        sampler state. Asleep: nothing."""
+        if self._is_asleep:
+            return
         self._delete_pool()
-        self._kv, self._state = self._empty_pool(), self._empty_state()
+        self._kv, self._state = self._new_pool(), self._new_state()
         self._last_tokens = self._no_tokens()
+
+    def sleep(self) -> None:
+        """Give the memory of pool and sampler state back; a second call changes nothing."""
+        self._is_asleep = True
+        self._delete_pool()
+
+    def wake(self) -> None:
+        """Make a new, empty pool and sampler state; awake, nothing."""
+        if self._is_asleep:
+            self._kv, self._state = self._new_pool(), self._new_state()
+            self._is_asleep = False
 
     def close(self) -> None:
         """Give the pool's memory back and let go of params and compiled steps; a second call changes nothing."""
@@ -246,12 +282,6 @@ class Runner:
 
     def _no_tokens(self) -> Tokens:
         return jax.device_put(np.zeros(self._max_rows, np.int32), self._replicated)
-
-    def _empty_pool(self) -> KVPool:
-        return jax.jit(self._new_pool, out_shardings=self._kv_sharding)()
-
-    def _empty_state(self) -> SamplerState:
-        return jax.jit(self._new_state, out_shardings=self._replicated)()
 
     @staticmethod
     def _build(step: jax.stages.Wrapped, args: tuple[Any, ...]) -> jax.stages.Compiled:

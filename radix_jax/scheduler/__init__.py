@@ -3,6 +3,7 @@
 from radix_jax.scheduler.buckets import Buckets
 from radix_jax.scheduler.errors import QueueFull
 from radix_jax.scheduler.explanation import Explanation
+from radix_jax.scheduler.new_weights import OnUpdate, check_on_update
 from radix_jax.scheduler.policy import QueueContext, QueueView, Rule, make_policy
 from radix_jax.scheduler.request_state import RequestState
 from radix_jax.scheduler.scheduler import Scheduler
@@ -12,6 +13,7 @@ from radix_jax.scheduler.timeline import Timelines
 __all__ = [
     "Buckets",
     "Explanation",
+    "OnUpdate",
     "QueueContext",
     "QueueFull",
     "QueueView",
@@ -20,5 +22,6 @@ __all__ = [
     "Scheduler",
     "SchedulerStats",
     "Timelines",
+    "check_on_update",
     "make_policy",
 ]

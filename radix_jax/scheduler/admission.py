@@ -160,7 +160,7 @@ class Admission:
     def has_duplicates(self, state: RequestState, end: int) -> bool:
         """Whether the tree has pages of tokens [0, end) that the request does not use."""
         assert state.handle is not None
-        if not state.group.shares:
+        if not state.shares:
             return False
         return self._cache.match_len(state.tokens[:end], state.namespace) > state.handle.cached_len
 
@@ -170,7 +170,7 @@ class Admission:
         assert state.handle is not None
         start = state.handle.cached_len
         full_len = end - end % self._page_size
-        if not state.group.shares or full_len <= start:
+        if not state.shares or full_len <= start:
             return range(start, start)
         result = self._cache.commit(state.tokens[:end], state.pages, state.handle, state.namespace)
         state.handle = result.handle
@@ -181,7 +181,7 @@ class Admission:
         """Keep what is known of a running request's prompt beside its pages that the tree has."""
         assert state.handle is not None
         assert state.prompt_logprobs is not None
-        if state.group.shares:
+        if state.shares:
             num_shared = state.handle.cached_len // self._page_size
             self._page_entries.save(state.prompt_logprobs, state.pages[:num_shared].tolist())
 
@@ -190,7 +190,7 @@ class Admission:
         assert state.handle is not None
         # Beyond the known tokens, a step in flight may compute one more, which nobody will ask for.
         end = min(state.num_computed, state.num_tokens - 1)
-        ids = state.tokens[:end] if self._enable_prefix_cache else ()
+        ids = state.tokens[:end] if self._enable_prefix_cache and state.shares else ()
         self._cache.release(state.handle, state.pages, ids, state.namespace)
         state.last_handle = state.handle
         state.drop_pages()
@@ -240,7 +240,7 @@ class Admission:
         return pages
 
     def _match_and_lock(self, state: RequestState) -> MatchResult:
-        prefix_len = self._matchable_len(state) if state.group.shares else 0
+        prefix_len = self._matchable_len(state) if state.shares else 0
         match = self._cache.match_prefix(state.tokens[:prefix_len], state.namespace, state.last_handle)
         state.last_handle = match.handle
         self._cache.lock(match.handle)

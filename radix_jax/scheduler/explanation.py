@@ -55,7 +55,7 @@ class Explanation:
         waits_s: dict[WaitKind, float] = {}
         reason: WaitKind | None = None
         for before, event in itertools.pairwise(self.events):
-            if before.kind in ("queued", "retracted"):
+            if before.kind in ("queued", "retracted", "restarted"):
                 reason = "queue"
             elif isinstance(before.detail, Hold):
                 reason = before.detail.kind

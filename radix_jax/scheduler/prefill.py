@@ -185,7 +185,9 @@ class Prefill:
             return hold
         group = state.group
         if group.admitted_s is None:
-            group.admitted_s, group.cached_len = self._timelines.now_s, state.num_computed
+            group.admitted_s = self._timelines.now_s
+        if group.cached_len is None:
+            group.cached_len = state.num_computed
             this.stats.count_admission(state.request.prompt_len, group.cached_len)
         self._timelines.admit(state.request_id, Entry(budget, *rank[1:3]), state.num_computed)
         self._waiting.remove(state.request_id)

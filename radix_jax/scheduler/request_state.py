@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from radix_jax.cache.handles import PrefixHandle
-from radix_jax.cache.keys import namespace_key
+from radix_jax.cache.keys import namespace_key, of_weights
 from radix_jax.plan import PageCopy
 from radix_jax.request import FinishAt, FinishReason, Request
 from radix_jax.scheduler.output_logprobs import OutputLogprobs
@@ -20,6 +20,18 @@ _LOG = logging.getLogger("radix_jax")
 def num_pages_for(prompt_len: int, max_tokens: int, page_size: int) -> int:
     """Pages that a request fills at most. Nobody attends to its last output token, so that one needs no KV."""
     return -(-(prompt_len + max_tokens - 1) // page_size)
+
+
+def _no_logprobs(request: Request) -> OutputLogprobs | None:
+    """Where the log-probabilities of its outputs go; None if nobody asked."""
+    num_logprobs = request.sampling.logprobs
+    return None if num_logprobs is None else OutputLogprobs(num_logprobs)
+
+
+def _no_prompt_logprobs(request: Request) -> PromptEntries | None:
+    """Where those of its prompt go; sample 0 has them for all."""
+    num_top = None if request.sample_index else request.sampling.prompt_logprobs
+    return None if num_top is None else PromptEntries(request.token_ids, num_top)
 
 
 class Ticket(NamedTuple):
@@ -34,8 +46,9 @@ class SampleGroup:
 
     namespace: that their KV is shared in; None as a Request has it. shares: KV is shared at all.
     num_unfinished: samples that wait or run.
-    cached_len: prompt tokens that the cache held when the first of them was admitted, copied ones included.
-    admitted_s: the caller's clock then; None before.
+    cached_len: prompt tokens that the cache held when the first of them was admitted, copied ones included; None
+        before, and once more where new weights made them start anew.
+    admitted_s: the caller's clock at the first admission; None before.
     """
 
     __slots__ = ("admitted_s", "cached_len", "namespace", "num_unfinished", "shares")
@@ -44,7 +57,7 @@ class SampleGroup:
         self.namespace = namespace
         self.shares = shares
         self.num_unfinished = num_samples
-        self.cached_len = 0
+        self.cached_len: int | None = None
         self.admitted_s: float | None = None
 
 
@@ -59,7 +72,9 @@ class RequestState:
     source: the row of the last plan that samples the pending token.
     seat: number that it has to itself while it runs.
     group: what it shares with the other samples of its request; of its own by default.
-    namespace, namespace_key: of the group.
+    shares: its KV is shared, under `namespace`, whose key is namespace_key: that of the group and of weight_version.
+    weight_version: of the weights that it was last let in under; its KV is of no earlier ones.
+    version_starts: (place of an output token, version of the weights that sampled it and those behind it), in order.
     handle: the locked prefix in the tree, None while waiting; pages of its handle.cached_len tokens are the tree's.
     last_handle: of the last match, to match from again; None before the first.
     copy: what the request's next row begins with, until that row is planned.
@@ -92,19 +107,28 @@ class RequestState:
         "queued_s",
         "request",
         "seat",
+        "shares",
         "source",
         "stop_reason",
         "ticket",
         "tokens",
+        "version_starts",
+        "weight_version",
     )
 
-    def __init__(self, request: Request, page_size: int, now: float = 0.0, group: SampleGroup | None = None):
+    def __init__(
+        self,
+        request: Request,
+        page_size: int,
+        now: float = 0.0,
+        group: SampleGroup | None = None,
+        weight_version: int = 0,
+    ):
         max_len = request.prompt_len + request.max_tokens
         max_pages = num_pages_for(request.prompt_len, request.max_tokens, page_size)
         self.request = request
         self.group = group or SampleGroup(request.namespace)
-        self.namespace: Hashable = self.group.namespace
-        self.namespace_key: Hashable = namespace_key(self.namespace)
+        self.version_starts: tuple[tuple[int, int], ...] = ((0, weight_version),)
         self.tokens: Int32[np.ndarray, " S"] = np.empty(max_len, np.int32)
         self.tokens[: request.prompt_len] = request.token_ids
         self.num_tokens: int = request.prompt_len
@@ -116,15 +140,10 @@ class RequestState:
         self.pages: Int32[np.ndarray, " P"] = self._page_buffer[:0]
         self.num_pages: int = 0
         self.handle: PrefixHandle | None = None
-        self.last_handle: PrefixHandle | None = None
+        self.renew_sharing(weight_version)
         self.copy: PageCopy | None = None
         self.num_retractions: int = 0
-        num_logprobs = request.sampling.logprobs
-        self.logprobs: OutputLogprobs | None = None if num_logprobs is None else OutputLogprobs(num_logprobs)
-        num_prompt_logprobs = None if request.sample_index else request.sampling.prompt_logprobs
-        self.prompt_logprobs: PromptEntries | None = None
-        if num_prompt_logprobs is not None:
-            self.prompt_logprobs = PromptEntries(request.token_ids, num_prompt_logprobs)
+        self.logprobs: OutputLogprobs | None = _no_logprobs(request)
         self.ticket: Ticket | None = None
         self.queued_s: float = now
         self.finish_reason: FinishReason | None = None
@@ -138,7 +157,7 @@ class RequestState:
     @property
     def cached_len(self) -> int:
         """Prompt tokens that the cache held when the first sample of the request was admitted; 0 before it."""
-        return self.group.cached_len
+        return self.group.cached_len or 0
 
     @property
     def prompt(self) -> Int32[np.ndarray, " T"]:
@@ -192,6 +211,30 @@ class RequestState:
         self._forget_pages()
         self.num_computed = 0
         self.handle = self.copy = None
+
+    def renew_sharing(self, weight_version: int) -> None:
+        """Nothing of it is in the pool: these weights compute all of it from its next admission on, and it shares with
+        those that they compute."""
+        self.weight_version: int = weight_version
+        self.namespace: Hashable = of_weights(self.group.namespace, weight_version)
+        self.namespace_key: Hashable = namespace_key(self.namespace)
+        self.shares: bool = self.group.shares
+        self.last_handle: PrefixHandle | None = None
+        self.prompt_logprobs: PromptEntries | None = _no_prompt_logprobs(self.request)
+
+    def note_version(self, weight_version: int) -> None:
+        """Weights of this version sample the output tokens from here on."""
+        before = self.version_starts
+        if before[-1][0] == self.num_outputs:
+            before = before[:-1]
+        self.version_starts = (*before, (self.num_outputs, weight_version))
+
+    def drop_outputs(self) -> None:
+        """Start anew with the prompt; nothing of it is in the pool."""
+        self.num_tokens = self.request.prompt_len
+        self.logprobs = _no_logprobs(self.request)
+        self.version_starts = self.version_starts[:1]
+        self.group.cached_len = None
 
     def append_tokens(self, token_ids: list[int]) -> int:
         """Append generated tokens up to the one that ends the sample, if one does; returns how many."""

@@ -13,9 +13,10 @@ from radix_jax.request import Request
 from radix_jax.scheduler.admission import Admission
 from radix_jax.scheduler.buckets import Buckets
 from radix_jax.scheduler.budget import NewTokenRatio
-from radix_jax.scheduler.errors import QueueFull
+from radix_jax.scheduler.errors import check_queue
 from radix_jax.scheduler.explanation import Explanation, explain
 from radix_jax.scheduler.integrity import check_requests
+from radix_jax.scheduler.new_weights import NewWeights, OnUpdate
 from radix_jax.scheduler.policy import Rule, make_policy
 from radix_jax.scheduler.prefill import Prefill
 from radix_jax.scheduler.request_state import RequestState
@@ -46,7 +47,7 @@ class Scheduler:
     Memory: requests are let in for less than they may need in the end (see `budget`). Where the pool falls short, some
     are retracted: they wait again, with their output so far.
 
-    timelines: to go on with, of a scheduler before this one.
+    timelines: to go on with, of a scheduler before this one. weight_version: that it begins with.
 
     Raises:
         ValueError: an unknown policy, or max_prefill_tokens below page_size.
@@ -63,6 +64,7 @@ class Scheduler:
         enable_prefix_cache: bool = True,
         seed: int = 0,
         timelines: Timelines | None = None,
+        weight_version: int = 0,
     ):
         if limits.max_prefill_tokens < cache.page_size:
             raise ValueError(
@@ -91,7 +93,10 @@ class Scheduler:
             self._prefill,
             self._timelines,
             enable_prefix_cache=enable_prefix_cache,
+            weight_version=weight_version,
         )
+        parts = cache, self._waiting, self._running, self._prefill, self._unfinished, self._timelines
+        self._new_weights = NewWeights(*parts)
         self._ratio = NewTokenRatio()
         self._in_flight: deque[StepPlan] = deque()
         self._num_prefills_in_row = 0
@@ -157,7 +162,7 @@ class Scheduler:
                 )
             if any(row.request is request for plan in self._in_flight for row in plan.rows):
                 raise ValueError(f"request {request.request_id!r} ended while its step runs; make a new Request of it")
-        self._check_queue(len(requests))
+        check_queue(len(self._waiting), len(requests), self._limits.max_queued_requests)
         return self._unfinished.add(requests, now, self._stats)
 
     def abort(self, request_id: str, now: float | None = None) -> RequestState | None:
@@ -180,6 +185,26 @@ class Scheduler:
             self._unfinished.abort(state, limit, self._stats)
         self._stats.num_timed_out += len({id(state.group) for state, _ in late})
         return [state for state, _ in late]
+
+    def check_update(self, on_update: OnUpdate) -> None:
+        """Refuse an update that an unfinished request does not allow: see `NewWeights.check`."""
+        self._new_weights.check(on_update)
+
+    def update_weights(
+        self, version: int, on_update: OnUpdate = "continue", now: float | None = None
+    ) -> list[RequestState]:
+        """Plans from here on run under weights of this version; see `NewWeights`. Returns the samples that this ended.
+
+        Raises:
+            RuntimeError: a plan is in flight.
+        """
+        if self._in_flight:
+            raise RuntimeError(f"{len(self._in_flight)} plans are in flight, of the old weights; commit them first")
+        self._timelines.at(now)
+        ended = self._new_weights.apply(version, on_update, self._stats)
+        if not self._running:
+            self._ratio.reset()
+        return ended
 
     def plan(self, now: float = 0.0, max_steps: int = 1) -> StepPlan | None:
         """What to compute next; None if nothing is left to do, or nothing before the plan in flight is committed.
@@ -291,15 +316,6 @@ class Scheduler:
         parts = self._waiting, self._running, self._admission, self._limits
         check_requests(self.states, *parts, in_flight=bool(self._in_flight))
 
-    def _check_queue(self, num_samples: int) -> None:
-        most, num_waiting = self._limits.max_queued_requests, len(self._waiting)
-        if most is None or num_waiting + num_samples <= most:
-            return
-        if num_samples > most:
-            raise ValueError(f"n={num_samples} samples never fit max_queued_requests={most}; raise that or lower n")
-        newcomers = f" and {num_samples} samples come" if num_samples > 1 else ""
-        raise QueueFull(f"{num_waiting} requests wait{newcomers}, max_queued_requests={most}; try again later")
-
     def _make_plan(self, max_steps: int) -> StepPlan | None:
         ready = self._make_room()
         if ready is None:
@@ -379,11 +395,4 @@ class Scheduler:
         return len(ready) > num_available and self._running.num_missing(ready, 1) > num_available
 
     def _retract(self, state: RequestState, other: str | None = None) -> None:
-        """Take a running request's pages away, for the request `other` or since the pool is short; it waits again. What
-        is computed of it stays in the tree for now."""
-        self._timelines.note(state.request_id, "retracted", detail=other)
-        self._running.share(state, state.num_computed)
-        self._running.leave(state)
-        state.num_retractions += 1
-        self._stats.num_retractions += 1
-        self._waiting.add(state, ticket=state.ticket)
+        self._unfinished.retract(state, other, self._stats)

@@ -13,8 +13,8 @@ def _zeros() -> dict[StepKind, int]:
 class SchedulerStats:
     """Counts since the start, or since the last `Scheduler.reset`.
 
-    num_prompt_tokens, num_cached_tokens: of admitted requests, each counted once, when its first sample is admitted;
-        their quotient is the hit rate.
+    num_prompt_tokens, num_cached_tokens: of admitted requests, each counted once, when its first sample is admitted,
+        and again where new weights made it start anew; their quotient is the hit rate.
     num_prefill_tokens: prompt tokens computed, and after a retraction known outputs too.
     num_output_tokens: tokens appended to requests.
     num_steps, num_tokens, num_padded_tokens: by kind of step; num_padded_tokens counts the bucket, padding included.

@@ -13,7 +13,9 @@ MAX_ENDED = 1000  # requests that are remembered after their end
 MAX_EVENTS = 256  # of one request; beyond it, those in the middle are forgotten
 MAX_SPANS = 8  # evicted spans of one request
 
-EventKind = Literal["queued", "held", "admitted", "chunk", "first token", "retracted", "ended"]
+EventKind = Literal[
+    "queued", "held", "admitted", "chunk", "first token", "retracted", "new weights", "restarted", "ended"
+]
 HoldKind = Literal["row", "pages", "tokens", "prefix", "commit"]
 
 
@@ -58,7 +60,7 @@ class Event(NamedTuple):
     now_s: the caller's clock. step: plans made by then, or the number of the plan that it is part of, counted from 1.
     start, end: tokens [start, end) of prompt + output: "admitted", those from the cache; "chunk", those computed.
     detail: "held", the Hold; "admitted", the Entry; "retracted", for which request, None where the pool was short;
-        "ended", the reason.
+        "new weights" and "restarted", by which the request started anew, the version; "ended", the reason.
     """
 
     now_s: float

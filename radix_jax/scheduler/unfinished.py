@@ -17,6 +17,7 @@ class Unfinished:
     """The samples of all requests that came and did not end yet.
 
     enable_prefix_cache: False shares KV among the samples of one request alone, and drops it when the last one ends.
+    weight_version: that those who come now are computed by.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Unfinished:
         timelines: Timelines,
         *,
         enable_prefix_cache: bool,
+        weight_version: int,
     ):
         self._cache = cache
         self._waiting = waiting
@@ -36,6 +38,7 @@ class Unfinished:
         self._timelines = timelines
         self._enable_prefix_cache = enable_prefix_cache
         self._states: dict[str, RequestState] = {}
+        self.weight_version = weight_version
 
     @property
     def states(self) -> Mapping[str, RequestState]:
@@ -49,7 +52,8 @@ class Unfinished:
             TypeError: as `WaitingQueue.add`, and what a rule of one's own raises.
         """
         group = self._new_group(requests)
-        states = [RequestState(request, self._cache.page_size, now, group) for request in requests]
+        page_size, version = self._cache.page_size, self.weight_version
+        states = [RequestState(request, page_size, now, group, version) for request in requests]
         queued: list[RequestState] = []
         try:
             for state in states:
@@ -81,8 +85,20 @@ class Unfinished:
             self._end(state, state.finish_reason)
             stats.num_finished += 1
 
+    def retract(self, state: RequestState, other: str | None, stats: SchedulerStats) -> None:
+        """Take a running request's pages away, for the request `other` or since the pool is short; it waits again. What
+        is computed of it stays in the tree for now, unless it is of old weights: the new ones compute it all again."""
+        self._timelines.note(state.request_id, "retracted", detail=other)
+        self._running.share(state, state.num_computed)
+        self._running.leave(state)
+        if state.weight_version != self.weight_version:
+            state.renew_sharing(self.weight_version)
+        state.num_retractions += 1
+        stats.num_retractions += 1
+        self._waiting.add(state, ticket=state.ticket)
+
     def abort(self, state: RequestState, limit: str | None, stats: SchedulerStats) -> None:
-        """End a sample early; limit: the time-out that did."""
+        """End a sample early; limit: the time-out or the new weights that did."""
         if state.request_id in self._waiting:
             self._waiting.remove(state.request_id)
         else:

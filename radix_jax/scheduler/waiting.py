@@ -91,10 +91,7 @@ class WaitingQueue:
             TypeError: as `Policy.key`, or what a rule of one's own raises; then nothing is added.
         """
         ticket = ticket or Ticket(self._num_passes, num_prefill_tokens)
-        # How much of what is cached helps a prompt whose log-probabilities are asked for is known on admission only.
-        tracks = state.group.shares and not state.lacks_prompt_logprobs
-        match = self._matches.track(state, state.num_tokens - 1) if tracks else None
-        entry = WaitingEntry(state, ticket, next(self._sequence), match)
+        entry = WaitingEntry(state, ticket, next(self._sequence), self._match(state))
         if self._policy.checked:
             try:
                 self._policy.key(self._view(entry))
@@ -133,6 +130,15 @@ class WaitingQueue:
         self._ranked_at: object = None
         self._num_changes = 0
 
+    def match_anew(self) -> None:
+        """Requests share in other namespaces than before, or no more: match all that wait, and forget who computes. Not
+        while `in_order` runs."""
+        self._matches, self._computing = PrefixMatches(self._cache), PrefixMatches(self._cache)
+        for entry in self._entries.values():
+            entry.match = self._match(entry.state)
+        self._unrank_all()
+        self._ranked_at = None
+
     def in_order(self, context: QueueContext | None = None) -> Iterator[WaitingEntry]:
         """The waiting requests, best first, each once, with its matched length as it is when it is yielded.
 
@@ -169,7 +175,7 @@ class WaitingQueue:
 
     def note_computing(self, state: RequestState) -> None:
         """A request runs and will compute more of its prompt in later steps; what it computed so far is in the tree."""
-        if state.group.shares:
+        if state.shares:
             self._computing.track(state, state.num_tokens)
 
     def forget_computing(self, request_id: str) -> None:
@@ -227,6 +233,12 @@ class WaitingQueue:
             raise AssertionError(
                 f"{len(self._entries)} requests wait, {len(placed)} are in the order or to be put there"
             )
+
+    def _match(self, state: RequestState) -> TrackedMatch | None:
+        """What the cache holds of a request, kept exact from here on. How much of it helps a prompt whose
+        log-probabilities are asked for is known on admission only."""
+        tracks = state.shares and not state.lacks_prompt_logprobs
+        return self._matches.track(state, state.num_tokens - 1) if tracks else None
 
     def _in_order(self) -> Iterator[WaitingEntry]:
         yielded: set[int] = set()

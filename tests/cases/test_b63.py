@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-import jax
 import numpy as np
 import pytest
+from compile_events import compile_events
 from tiny import MAX_LEN, SMALL, assert_idle, counting_llama, finish
 
 from radix_jax import Engine, EngineConfig, SamplingParams
@@ -13,15 +13,8 @@ from radix_jax import Engine, EngineConfig, SamplingParams
 @pytest.fixture
 def compiled() -> Iterator[list[str]]:
     """The names of what JAX traced, lowered or compiled while the test runs."""
-    events: list[str] = []
-
-    def note(event: str, _: float, **__: object) -> None:
-        if event.startswith("/jax/core/compile/"):
-            events.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    yield events
-    jax.monitoring.unregister_event_duration_listener(note)
+    with compile_events() as events:
+        yield events
 
 
 def random_params(rng: np.random.Generator) -> SamplingParams:

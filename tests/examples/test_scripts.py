@@ -15,6 +15,7 @@ PRINTS = {
     "shared_prefix.py": r"first round\n +0 of 102 .*\n(.*\n)*second round\n +101 of 102 .*\n(.*\n)*radix tree · ",
     "streaming.py": r"unfinished requests: 0\naborted: abort\npages still locked: 0\n$",
     "trace_replay.py": r"^360 requests, .*\n.*\n( +\d+,\d00  .*\n){9}$",
+    "update_weights.py": r"^round 0: weights 0 to 0, reward 0\.[45]\d\n(.*\n)*round 4: weights 4 to 4, reward (0\.9|1)",
 }
 MAX_LINES = 60
 

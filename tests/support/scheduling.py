@@ -106,7 +106,11 @@ class FakeModel:
     It continues from the KV that the page table names, and the next token depends on all KV of the row and on the index
     of the sample. So a page that was overwritten, freed too early or named wrongly shows in the output. Of a copied
     page it takes only the tokens that the plan names.
+
+    weight_version: of the plans that run from now on; the KV of other weights is other KV.
     """
+
+    weight_version = 0
 
     def __init__(self, num_pages: int, page_size: int):
         self._page_size = page_size
@@ -139,7 +143,7 @@ class FakeModel:
             slots = self._slots(row.pages, end)
             start = end - len(ids[place])
             before = self._kv[slots[start - 1]] if start else np.uint64(0)
-            self._kv[slots[start:]] = _kv_of(ids[place], start, before)
+            self._kv[slots[start:]] = kv_of(ids[place], start, before, self.weight_version)
             written.append(slots[start:])
         all_written = np.concatenate(written)
         assert len(np.unique(all_written)) == len(all_written), "two rows write the same slot"
@@ -151,6 +155,10 @@ class FakeModel:
             ],
             np.int32,
         )
+
+    def kv_in(self, pages: np.ndarray, num_tokens: int) -> np.ndarray:
+        """The KV of so many tokens, in the pages of their page table."""
+        return self._kv[self._slots(pages, num_tokens)]
 
     def _part(self, page: int, copy: PageCopy) -> np.ndarray:
         assert page > 0, "the null page is copied"
@@ -165,14 +173,14 @@ class FakeModel:
 def expected_output(request: Request) -> list[int]:
     """What `FakeModel` generates for a request, computed from its ids alone. Its finish_check must have no memory."""
     ids, output = request.token_ids, []
-    kv = _kv_of(ids, 0, np.uint64(0))
+    kv = kv_of(ids, 0, np.uint64(0))
     while True:
         token = _next_token(kv, request)
         output.append(token)
         is_last = request.finish_check is not None and request.finish_check(request.sample_index, [token]) is not None
         if is_last or token in request.stop_ids or len(output) == request.max_tokens:
             return output
-        kv = np.append(kv, _kv_of(np.array([token], np.int32), len(kv), kv[-1]))
+        kv = np.append(kv, kv_of(np.array([token], np.int32), len(kv), kv[-1]))
 
 
 def names(plan: StepPlan | None) -> list[str]:
@@ -273,9 +281,13 @@ def num_trie_edges(prompts: Iterable[Sequence[int]], page_size: int) -> int:
     return total
 
 
-def _kv_of(ids: np.ndarray, start: int, before: np.uint64) -> np.ndarray:
-    """uint64 [tokens]: before + sum of (id + 1) * weight(position) up to each token, modulo 2^64."""
-    return np.cumsum((ids.astype(np.uint64) + np.uint64(1)) * _weights(start, len(ids)), dtype=np.uint64) + before
+def kv_of(ids: np.ndarray, start: int, before: np.uint64, version: int | np.ndarray = 0) -> np.ndarray:
+    """uint64 [tokens]: before + sum of (id + 1 + 100 * version) * weight(position) up to each token, modulo 2^64.
+
+    version: of the weights, of all tokens or of each.
+    """
+    numbers = ids.astype(np.uint64) + np.uint64(1) + np.uint64(100) * np.asarray(version, np.uint64)
+    return np.cumsum(numbers * _weights(start, len(ids)), dtype=np.uint64) + before
 
 
 def _next_token(kv: np.ndarray, request: Request) -> int:

@@ -127,14 +127,15 @@ def dense_drawn(
     ids[: len(prompt)] = prompt
     for end in range(len(prompt), len(prompt) + num_tokens):
         logits = np.asarray(logits_of(jnp.asarray(ids)))[end - 1]
-        drawn = logits + _noise(seed, sample_index, end, len(logits))
+        drawn = logits + gumbel_noise(seed, sample_index, end, len(logits))
         second, first = np.sort(drawn)[-2:]
         assert first - second > MIN_TOP2_GAP, f"the two best tokens at place {end} are {first - second} apart"
         ids[end : end + 1] = drawn.argmax()
     return ids[len(prompt) : len(prompt) + num_tokens].tolist()
 
 
-def _noise(seed: int, sample_index: int, position: int, num: int) -> np.ndarray:
+def gumbel_noise(seed: int, sample_index: int, position: int, num: int) -> np.ndarray:
+    """What sampling at temperature 1 adds to `num` logits."""
     key = jax.random.wrap_key_data(np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32), impl="threefry2x32")
     key = jax.random.fold_in(jax.random.fold_in(key, sample_index), position)
     return np.asarray(jax.random.gumbel(key, (num,), jnp.float32))
