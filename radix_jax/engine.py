@@ -8,6 +8,7 @@ from typing import Any
 from radix_jax.cache import PrefixCache
 from radix_jax.config import EngineConfig
 from radix_jax.engine_stats import EngineStats
+from radix_jax.held_prefix import HeldPrefix, HeldPrefixes
 from radix_jax.intake import TokenIds, check_bias, check_finish, check_labels, checked_ids, make_requests
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import params_of
@@ -15,7 +16,7 @@ from radix_jax.outputs import Outputs
 from radix_jax.recorder import Recorder
 from radix_jax.request import FinishCheck, RequestOutput, SamplingParams
 from radix_jax.runner import SAMPLER_BUCKET, CompileLedger, Runner, keep_engine_compiles, resolve_config
-from radix_jax.scheduler import Buckets, Explanation, QueueFull, RequestState, Scheduler
+from radix_jax.scheduler import Buckets, Explanation, NoRoom, QueueFull, RequestState, Scheduler
 from radix_jax.step_loop import StepLoop
 
 
@@ -65,6 +66,7 @@ class Engine:
             attention_backend=config.attention_backend,
         )
         self._loop = StepLoop(config, self._buckets, self._runner)
+        self._held = HeldPrefixes(self, shares=config.enable_prefix_cache)
         if config.warmup == "full":
             self.warm_up()
 
@@ -138,8 +140,7 @@ class Engine:
         check_labels(namespace, priority, routing_key)
         if self._recorder is not None:
             self._recorder.check(namespace)
-        if self._closed:
-            raise RuntimeError("the engine is closed; make a new one")
+        self._check_open()
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"sampling is a {type(sampling).__name__}; give SamplingParams, or None for its defaults")
         sampling = sampling or SamplingParams()
@@ -173,8 +174,12 @@ class Engine:
 
         If the step fails or is interrupted, every request is dropped and the cache emptied, and the error raised: no
         page is then half written and named.
+
+        Raises:
+            OutOfPages: nothing runs, and locks on prefixes leave no room for the next request; nothing was changed, and
+                prefixes that are held are named. Exception: what made the step fail.
         """
-        with self._whole():
+        with self._held.named(), self._whole(refusals=(NoRoom,)):
             return self._give_out(self._loop.step(time.monotonic()))
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -229,12 +234,28 @@ class Engine:
         next(outputs)
         return outputs
 
+    def prefix(self, token_ids: TokenIds, *, namespace: Hashable = None) -> HeldPrefix:
+        """Hold the KV of a prefix until it is released: to sample from, to extend, to fork. Use it in a `with`.
+
+        What is not cached of it is computed now, as a request of one token that is dropped; other requests go on beside
+        it, as with `stream`. The last id is left to whoever samples, since its logits have to be computed anyway.
+
+        Raises:
+            TypeError, ValueError: ids or namespace as in `add_request`, or the engine has no prefix cache.
+            OutOfPages: as `step`. QueueFull: as `add_request`.
+            RuntimeError: the engine is closed, or computing it was ended by a time-out or by a step that failed.
+        """
+        check_labels(namespace, 0, None)
+        self._check_open()
+        return self._held.hold(checked_ids(token_ids, self._vocab_size, self._max_model_len), namespace)
+
     def flush_cache(self) -> None:
         """Drop all that is cached.
 
         Raises:
-            RuntimeError: requests are unfinished and hold cached pages.
+            RuntimeError: requests are unfinished and hold cached pages, or prefixes are held.
         """
+        self._held.check_none()
         if self._scheduler.has_unfinished:
             raise RuntimeError(
                 f"{self._scheduler.num_running} running and {self._scheduler.num_waiting} waiting requests use the "
@@ -247,16 +268,21 @@ class Engine:
         return EngineStats.of(self._scheduler, self.ledger)
 
     def check_integrity(self) -> None:
-        """Prove the invariants of scheduler, tree and pool.
+        """Prove the invariants of scheduler, tree, pool and held prefixes.
 
         Raises:
             AssertionError: what is off.
         """
+        self._held.check_integrity()
         self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """Drop every request and give the pool's memory back; the engine is of no use afterwards."""
+        """Drop every request and give the pool's memory back; the engine is of no use afterwards.
+
+        Prefixes that are still held then are told of in a ResourceWarning.
+        """
         self._closed = True
+        self._held.close()
         self._loop.close()
         self._outputs.clear()
         if self._recorder is not None:
@@ -283,7 +309,12 @@ class Engine:
             if not done:
                 self._start_over()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the engine is closed; make a new one")
+
     def _start_over(self) -> None:
+        self._held.end_all("a step failed, which emptied the cache", unlock=False)
         self._loop.start_over()
         self._outputs.clear()
         if self._recorder is not None:

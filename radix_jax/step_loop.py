@@ -9,7 +9,7 @@ from radix_jax.cache import PagePool, PrefixCache, RadixTree
 from radix_jax.config import EngineConfig
 from radix_jax.plan import StepPlan
 from radix_jax.runner import Runner, StepHandle
-from radix_jax.scheduler import Buckets, RequestState, Scheduler, Timelines
+from radix_jax.scheduler import Buckets, NoRoom, RequestState, Scheduler, Timelines
 
 _LOG = logging.getLogger("radix_jax")
 
@@ -44,9 +44,17 @@ class StepLoop:
         return self._runner
 
     def step(self, now: float) -> list[RequestState]:
-        """Finish one step: the samples that got a token or ended. now: `time.monotonic`."""
+        """Finish one step: the samples that got a token or ended. now: `time.monotonic`.
+
+        Raises:
+            NoRoom: as `Scheduler.plan`, where nobody's time was over; nothing was changed.
+        """
         states = self._scheduler.expire(now)
-        states += self._finish_step(now)
+        try:
+            states += self._finish_step(now)
+        except NoRoom:
+            if not states:  # else those are told of first, and the next step raises
+                raise
         self.drop_surplus()
         return states
 

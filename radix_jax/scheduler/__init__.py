@@ -1,7 +1,7 @@
 """Who runs next: policies, admission, buckets, and the Scheduler that plans steps and commits their tokens."""
 
 from radix_jax.scheduler.buckets import Buckets
-from radix_jax.scheduler.errors import QueueFull
+from radix_jax.scheduler.errors import NoRoom, QueueFull
 from radix_jax.scheduler.explanation import Explanation
 from radix_jax.scheduler.policy import QueueContext, QueueView, Rule, make_policy
 from radix_jax.scheduler.request_state import RequestState
@@ -12,6 +12,7 @@ from radix_jax.scheduler.timeline import Timelines
 __all__ = [
     "Buckets",
     "Explanation",
+    "NoRoom",
     "QueueContext",
     "QueueFull",
     "QueueView",
