@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-FIRST, ENGINE, SAMPLES = EXAMPLES
+FIRST, ENGINE, SAMPLES, SEARCH = EXAMPLES
 
 
 def run(code: str) -> str:
@@ -39,9 +39,10 @@ def test_engine_example() -> None:
     assert [line.endswith("True") for line in lines] == [False] * 7 + [True]
 
 
-def test_samples_example() -> None:
-    """It goes on from the one before."""
-    lines = run(ENGINE + SAMPLES).splitlines()[8:]
+def test_samples_and_search_examples() -> None:
+    """They go on from the one before."""
+    *lines, held = run(ENGINE + SAMPLES + SEARCH).splitlines()[8:]
+    assert held == "11 of 12 tokens are held"
     assert [line.endswith("True") for line in lines] == [False] * (len(lines) - 1) + [True]
     token_ids, _ = json.loads(f"[{lines[-1].replace('] T', '], t')}]")
     assert len(token_ids) == 2
