@@ -69,24 +69,37 @@ class ModelParams:
     config: Any = field(metadata={"static": True})
 
 
-@dataclass(frozen=True)
+def _reads_no_checkpoints(_: Any) -> Any:
+    raise ValueError(
+        "this family has no parse_config and weight_specs, so it reads no checkpoints; give a config and params"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFamily:
     """A model family, as the registry holds it.
 
     name: short name, and the `general.architecture` of GGUF files.
+    config_type: the frozen config dataclass, a ModelConfig.
+    forward: (weights, config, token_ids[T], positions[T], kv, attend) -> (kv, hidden[T, D]). The tokens of several
+        requests lie side by side; what a token sees of others it sees through `attend`, and its place is its position.
+        `weights["embed"]` is [V, D] and, unless the config ties them, `weights["head"]` [D, V]: logits are
+        hidden @ head.
+
+    What only checkpoints need; a family of one's own may leave it out, and its leaves are then not checked:
+
     architectures: values of `architectures` in a Hugging Face config.json.
-    config_type, module_type: the frozen config dataclass and the NNX module, made as `module_type(config, rngs=rngs)`.
+    module_type: the NNX module, made as `module_type(config, rngs=rngs)`.
     parse_config: config.json as a dict -> config; raises ValueError on a feature that the family doesn't have.
     weight_specs: config -> where each leaf of the module lies in a checkpoint.
-    forward: (weights, config, token_ids[T], positions[T], kv, attend) -> (kv, hidden[T, D]).
     """
 
     name: str
-    architectures: tuple[str, ...]
     config_type: type
-    module_type: type[nnx.Module]
-    parse_config: Callable[[dict[str, Any]], Any]
-    weight_specs: Callable[[Any], tuple[WeightSpec, ...]]
     forward: Callable[
         [Weights, Any, Int32[jax.Array, " T"], Int32[jax.Array, " T"], Any, Attend], tuple[Any, Float[jax.Array, "T D"]]
     ]
+    architectures: tuple[str, ...] = ()
+    module_type: type[nnx.Module] | None = None
+    parse_config: Callable[[dict[str, Any]], Any] = _reads_no_checkpoints
+    weight_specs: Callable[[Any], tuple[WeightSpec, ...]] = _reads_no_checkpoints

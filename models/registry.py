@@ -90,7 +90,12 @@ def make_params(config: Any, weights: Weights) -> ModelParams:
     Raises:
         ValueError: a missing, an extra or a wrongly shaped leaf.
     """
-    _check_leaves(family_for_config(config).weight_specs(config), weights)
+    family = family_for_config(config)
+    if family.architectures:
+        _check_leaves(family.weight_specs(config), weights)
+    needed = "embed" if config.tie_word_embeddings else "head"
+    if not hasattr(weights.get(needed), "shape"):
+        raise ValueError(f"params hold no array {needed!r} at their top: the engine takes logits from it; name it so")
     if not config.tie_word_embeddings:
         head = weights["head"]
     else:

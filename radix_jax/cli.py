@@ -1,4 +1,5 @@
-"""The command line: radix-jax generate | chat | demo | pull | tree | replay | aot | check-kernel | tune."""
+"""The command line: radix-jax generate | chat | demo | pull | tree | replay | aot | check-kernel | check-model |
+tune."""
 
 import contextlib
 import dataclasses
@@ -13,6 +14,7 @@ import typer
 import radix_jax
 from radix_jax.cli_aot import aot
 from radix_jax.cli_kernels import check_kernel
+from radix_jax.cli_models import check_model
 from radix_jax.cli_options import with_fields
 from radix_jax.cli_replay import replay
 from radix_jax.cli_tune import tune
@@ -42,6 +44,7 @@ app = typer.Typer(
 app.command()(replay)
 app.command()(aot)
 app.command()(check_kernel)
+app.command()(check_model)
 app.command()(tune)
 
 

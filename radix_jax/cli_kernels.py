@@ -1,8 +1,6 @@
 """radix-jax check-kernel: an attention kernel through the oracle grid."""
 
-import importlib
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +10,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from radix_jax.attention_backends import AttentionFn, backend_names
+from radix_jax.cli_named import named_function
 
 if TYPE_CHECKING:
     from radix_jax.check_kernel import CaseResult, DecodeTiming, KernelReport
@@ -60,17 +59,7 @@ def _load(kernel: str) -> AttentionFn | str:
     module_name, _, fn_name = kernel.partition(":")
     if not module_name or not fn_name:
         raise ValueError(f"{kernel!r} is neither MODULE:FUNCTION nor one of {', '.join(backend_names())}")
-    sys.path.insert(0, os.getcwd())  # as python -m has it
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            f"{module_name} can't be imported from {os.getcwd()}: {type(error).__name__}: {error}"
-        ) from error
-    fn = getattr(module, fn_name, None)
-    if not callable(fn):
-        raise ValueError(f"{module_name} has no function {fn_name!r}")
-    return fn
+    return named_function(kernel)
 
 
 def _print_report(report: "KernelReport") -> None:

@@ -11,6 +11,7 @@ from jaxtyping import Float32
 from radix_jax.cache import PrefixCache
 from radix_jax.config import EngineConfig
 from radix_jax.engine_stats import EngineStats
+from radix_jax.held_prefix import HeldPrefix, HeldPrefixes
 from radix_jax.intake import TokenIds, check_labels, checked_ids, checked_sampling, make_requests
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import params_of
@@ -18,9 +19,9 @@ from radix_jax.new_params import fitting_params
 from radix_jax.outputs import Outputs
 from radix_jax.recorder import Recorder
 from radix_jax.request import FinishCheck, RequestOutput, SamplingParams
-from radix_jax.rollouts import Rollouts, roll_out, score
+from radix_jax.rollouts import Rollouts, rollout, score
 from radix_jax.runner import CompileLedger, Runner, keep_engine_compiles, resolve_config
-from radix_jax.scheduler import Explanation, OnUpdate, QueueFull, RequestState, Scheduler, check_on_update
+from radix_jax.scheduler import Explanation, NoRoom, OnUpdate, QueueFull, RequestState, Scheduler, check_on_update
 from radix_jax.step_loop import StepLoop
 from radix_jax.streaming import stream_request
 
@@ -48,13 +49,13 @@ class Engine:
         self._config = config = resolve_config(config or EngineConfig(), model_params)
         self._vocab_size: int = model_params.config.vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._closed = False
         self._num_requests = 0
         self._recorder = None if config.record is None else Recorder(config.record, time.monotonic())
         self._outputs = Outputs()
         keep_engine_compiles(config.compile_cache_dir)
         self._loop = StepLoop(config, model_params)
         self._runner = self._loop.runner
+        self._held = HeldPrefixes(self, shares=config.enable_prefix_cache)
         if config.warmup == "full":
             self.warm_up()
 
@@ -123,8 +124,8 @@ class Engine:
         check_labels(namespace, priority, routing_key)
         if self._recorder is not None:
             self._recorder.check(namespace)
-        self._check_open()
-        self._check_awake()
+        self._loop.check_open()
+        self._loop.check_awake()
         sampling = checked_sampling(sampling, finish_check, self._vocab_size)
         requests = make_requests(
             checked_ids(token_ids, self._vocab_size, self._loop.max_model_len),
@@ -157,12 +158,14 @@ class Engine:
         page is then half written and named.
 
         Raises:
-            RuntimeError: the engine is asleep.
+            OutOfPages: nothing runs, and locks on prefixes leave no room for the next request; nothing was changed, and
+                prefixes that are held are named.
+            RuntimeError: the engine is asleep. Exception: what made the step fail.
         """
         if kept := self._outputs.take_kept():
             return kept
-        self._check_awake()
-        with self._whole():
+        self._loop.check_awake()
+        with self._held.named(), self._whole(refusals=(NoRoom,)):
             return self._give_out(self._loop.step(time.monotonic()))
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -230,20 +233,8 @@ class Engine:
         finish_checks: Sequence[FinishCheck | None] = (),
         namespace: Hashable = None,
     ) -> Rollouts:
-        """n samples of each prompt, run to their ends, as padded arrays ready for a loss. Each prompt is computed once.
-
-        sampling: of all; its n and logprobs are set here, and prompt i gets its seed + i, so that no two groups draw
-        alike. seq_len: places a row; None: the power of two that takes the longest sequence, 64 at least. pad_id: what
-        stands behind a sequence. sharding: where the arrays go, [R, S] and [R] alike (e.g. a NamedSharding over the
-        rows); None: the default device. finish_checks: one a prompt, or none.
-
-        Steps serve other requests too, whose outputs reach their streams alone. An interrupt aborts what was begun.
-
-        Raises:
-            TypeError, ValueError: as `add_request`, for the first prompt that is refused, and none runs; no prompts;
-                sequences that may exceed seq_len.
-        """
-        return roll_out(
+        """n samples of each prompt, run to their ends, as padded arrays ready for a loss: `rollouts.rollout`."""
+        return rollout(
             self,
             prompts,
             sampling or SamplingParams(),
@@ -256,23 +247,31 @@ class Engine:
         )
 
     def score(self, sequences: Sequence[TokenIds], *, namespace: Hashable = None) -> list[Float32[np.ndarray, " T"]]:
-        """log p(token j | tokens before it) of each sequence by the model's raw logits, for j = 1 ... T - 1.
+        """log p(token j | tokens before it) of each sequence, for j = 1 ... T - 1: `rollouts.score`."""
+        return score(self, sequences, namespace)
 
-        What was scored before, or begins as something that was, is not computed again. It is what the model's own
-        forward gives but for rounding: within 1e-5 in float32 and 0.1 in bfloat16, as tests see it. A sequence has
-        max_model_len - 1 tokens at most.
+    def prefix(self, token_ids: TokenIds, *, namespace: Hashable = None) -> HeldPrefix:
+        """Hold the KV of a prefix until it is released: to sample from, to extend, to fork. Use it in a `with`.
+
+        What is not cached of it is computed now, as a request of one token that is dropped; other requests go on beside
+        it, as with `stream`. The last id is left to whoever samples, since its logits have to be computed anyway.
 
         Raises:
-            TypeError, ValueError: as `add_request`, for the first sequence that is refused; none is then scored.
+            TypeError, ValueError: ids or namespace as in `add_request`, or the engine has no prefix cache.
+            OutOfPages: as `step`. QueueFull: as `add_request`.
+            RuntimeError: the engine is closed, or computing it was ended by a time-out or by a step that failed.
         """
-        return score(self, sequences, namespace)
+        check_labels(namespace, 0, None)
+        self._loop.check_open()
+        return self._held.hold(checked_ids(token_ids, self._vocab_size, self._loop.max_model_len), namespace)
 
     def flush_cache(self) -> None:
         """Drop all that is cached.
 
         Raises:
-            RuntimeError: requests are unfinished and hold cached pages.
+            RuntimeError: requests are unfinished and hold cached pages, or prefixes are held.
         """
+        self._held.check_none()
         if self._scheduler.has_unfinished:
             raise RuntimeError(
                 f"{self._scheduler.num_running} running and {self._scheduler.num_waiting} waiting requests use the "
@@ -303,10 +302,11 @@ class Engine:
                 finish_check. Nothing has changed then.
         """
         check_on_update(on_update)
-        self._check_open()
+        self._loop.check_open()
         placed = fitting_params(self._runner.params, params, self._runner.place)
         self._scheduler.check_update(on_update)
         with self._whole():
+            self._held.end_all("the weights were updated", unlock=True)
             self._outputs.keep(self._give_out(self._loop.update_params(placed, on_update, time.monotonic())))
 
     def sleep(self) -> None:
@@ -316,7 +316,7 @@ class Engine:
         Raises:
             RuntimeError: the engine is closed, or requests are unfinished.
         """
-        self._check_open()
+        self._loop.check_open()
         if self._outputs.num_kept:
             raise RuntimeError(f"{self._outputs.num_kept} outputs wait for the next step(); take them first")
         self.flush_cache()
@@ -329,7 +329,7 @@ class Engine:
         Raises:
             RuntimeError: the engine is closed.
         """
-        self._check_open()
+        self._loop.check_open()
         self._runner.wake()
 
     def stats(self) -> EngineStats:
@@ -337,28 +337,24 @@ class Engine:
         return EngineStats.of(self._scheduler, self.ledger)
 
     def check_integrity(self) -> None:
-        """Prove the invariants of scheduler, tree and pool.
+        """Prove the invariants of scheduler, tree, pool and held prefixes.
 
         Raises:
             AssertionError: what is off.
         """
+        self._held.check_integrity()
         self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """Drop every request and give the pool's memory back; the engine is of no use afterwards."""
-        self._closed = True
+        """Drop every request and give the pool's memory back; the engine is of no use afterwards.
+
+        Prefixes that are still held then are told of in a ResourceWarning.
+        """
+        self._held.close()
         self._loop.close()
         self._outputs.clear()
         if self._recorder is not None:
             self._recorder.end_all()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("the engine is closed; make a new one")
-
-    def _check_awake(self) -> None:
-        if self._runner.is_asleep:
-            raise RuntimeError("the engine is asleep and has no memory for KV; call wake() first")
 
     @property
     def _scheduler(self) -> Scheduler:
@@ -382,6 +378,7 @@ class Engine:
                 self._start_over()
 
     def _start_over(self) -> None:
+        self._held.end_all("a step failed, which emptied the cache", unlock=False)
         self._loop.start_over()
         self._outputs.clear()
         if self._recorder is not None:

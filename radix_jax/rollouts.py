@@ -47,19 +47,31 @@ class Rollouts:
     truncated: Bool[Array, " R"]
 
 
-def roll_out(
+def rollout(
     engine: Serves,
     prompts: Sequence[Any],
     sampling: SamplingParams,
     *,
-    n: int,
-    seq_len: int | None,
-    pad_id: int,
-    sharding: Any,
-    finish_checks: Sequence[FinishCheck | None],
-    namespace: Hashable,
+    n: int = 1,
+    seq_len: int | None = None,
+    pad_id: int = 0,
+    sharding: Any = None,
+    finish_checks: Sequence[FinishCheck | None] = (),
+    namespace: Hashable = None,
 ) -> Rollouts:
-    """As `Engine.rollout`."""
+    """n samples of each prompt, run to their ends, as padded arrays ready for a loss. Each prompt is computed once.
+
+    sampling: of all; its n and logprobs are set here, and prompt i gets its seed + i, so that no two groups draw
+    alike. seq_len: places a row; None: the power of two that takes the longest sequence, 64 at least. pad_id: what
+    stands behind a sequence. sharding: where the arrays go, [R, S] and [R] alike (e.g. a NamedSharding over the
+    rows); None: the default device. finish_checks: one a prompt, or none.
+
+    Steps serve other requests too, whose outputs reach their streams alone. An interrupt aborts what was begun.
+
+    Raises:
+        TypeError, ValueError: as `Engine.add_request`, for the first prompt that is refused, and none runs; no prompts;
+            sequences that may exceed seq_len.
+    """
     if not len(prompts):
         raise ValueError("no prompts to roll out; give at least one")
     params = dataclasses.replace(sampling, n=n, logprobs=0, prompt_logprobs=None)
@@ -73,7 +85,7 @@ def roll_out(
 
 
 def pad_rollouts(outputs: Sequence[RequestOutput], *, seq_len: int | None = None, pad_id: int = 0) -> Rollouts:
-    """Finished outputs, with logprobs, as arrays of numpy. seq_len, pad_id: as `Engine.rollout`.
+    """Finished outputs, with logprobs, as arrays of numpy. seq_len, pad_id: as in `rollout`.
 
     Raises:
         ValueError: an output without log-probabilities, or longer than seq_len.
@@ -111,8 +123,16 @@ def pad_rollouts(outputs: Sequence[RequestOutput], *, seq_len: int | None = None
     )
 
 
-def score(engine: Serves, sequences: Any, namespace: Hashable) -> list[Float32[np.ndarray, " T"]]:
-    """As `Engine.score`."""
+def score(engine: Serves, sequences: Any, namespace: Hashable = None) -> list[Float32[np.ndarray, " T"]]:
+    """log p(token j | tokens before it) of each sequence by the model's raw logits, for j = 1 ... T - 1.
+
+    What was scored before, or begins as something that was, is not computed again. It is what the model's own
+    forward gives but for rounding: within 1e-5 in float32 and 0.1 in bfloat16, as tests see it. A sequence has
+    max_model_len - 1 tokens at most.
+
+    Raises:
+        TypeError, ValueError: as `Engine.add_request`, for the first sequence that is refused; none is then scored.
+    """
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     outputs = run_all(engine, sequences, [params] * len(sequences), namespace=namespace)
     scores = []

@@ -10,7 +10,7 @@ from radix_jax.config import EngineConfig
 from radix_jax.models.base import ModelParams
 from radix_jax.plan import StepPlan
 from radix_jax.runner import SAMPLER_BUCKET, Runner, StepHandle
-from radix_jax.scheduler import Buckets, OnUpdate, RequestState, Scheduler, Timelines
+from radix_jax.scheduler import Buckets, NoRoom, OnUpdate, RequestState, Scheduler, Timelines
 
 _LOG = logging.getLogger("radix_jax")
 
@@ -47,6 +47,7 @@ class StepLoop:
         self._timelines = Timelines()
         self._cache, self._scheduler = self._new_bookkeeping()
         self._in_flight: tuple[StepPlan, StepHandle] | None = None  # sent to the device, not read yet
+        self._is_closed = False
 
     @property
     def cache(self) -> PrefixCache:
@@ -74,9 +75,17 @@ class StepLoop:
         self._runner.compile(SAMPLER_BUCKET, "warmup")
 
     def step(self, now: float) -> list[RequestState]:
-        """Finish one step: the samples that got a token or ended. now: `time.monotonic`."""
+        """Finish one step: the samples that got a token or ended. now: `time.monotonic`.
+
+        Raises:
+            NoRoom: as `Scheduler.plan`, where nobody's time was over; nothing was changed.
+        """
         states = self._scheduler.expire(now)
-        states += self._finish_step(now)
+        try:
+            states += self._finish_step(now)
+        except NoRoom:
+            if not states:  # else those are told of first, and the next step raises
+                raise
         self.drop_surplus()
         return states
 
@@ -108,8 +117,19 @@ class StepLoop:
         self._timelines.end_all("dropped: a step did not finish")
         self._runner.renew_pool()
 
+    def check_open(self) -> None:
+        """Raise RuntimeError if it is closed."""
+        if self._is_closed:
+            raise RuntimeError("the engine is closed; make a new one")
+
+    def check_awake(self) -> None:
+        """Raise RuntimeError if there is no pool now."""
+        if self._runner.is_asleep:
+            raise RuntimeError("the engine is asleep and has no memory for KV; call wake() first")
+
     def close(self) -> None:
         """Drop every request and give the device's memory back."""
+        self._is_closed = True
         self._scheduler.reset()
         self._in_flight = None
         self._runner.close()

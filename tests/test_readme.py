@@ -8,7 +8,7 @@ import sys
 import pytest
 from doc_pages import README, python_blocks
 
-FIRST, ENGINE, SAMPLES = (block.code for block in python_blocks(README))
+FIRST, ENGINE, SAMPLES, SEARCH = (block.code for block in python_blocks(README))
 
 
 def run(code: str) -> str:
@@ -37,9 +37,10 @@ def test_engine_example() -> None:
     assert [line.endswith("True") for line in lines] == [False] * 7 + [True]
 
 
-def test_samples_example() -> None:
-    """It goes on from the one before."""
-    lines = run(ENGINE + SAMPLES).splitlines()[8:]
+def test_samples_and_search_examples() -> None:
+    """They go on from the one before."""
+    *lines, held = run(ENGINE + SAMPLES + SEARCH).splitlines()[8:]
+    assert held == "11 of 12 tokens are held"
     assert [line.endswith("True") for line in lines] == [False] * (len(lines) - 1) + [True]
     token_ids, _ = json.loads(f"[{lines[-1].replace('] T', '], t')}]")
     assert len(token_ids) == 2

@@ -1,6 +1,6 @@
 """PrefixCache: the tree and the pool together, so that each page always has one owner."""
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +9,7 @@ from jaxtyping import Int32
 from radix_jax.cache.errors import HandleError, IntegrityError, OutOfPages
 from radix_jax.cache.evicted import Evicted, EvictedSpan, span_of
 from radix_jax.cache.handles import MatchResult, PrefixHandle, TailHandle
-from radix_jax.cache.keys import TokenIds, to_int32, token_bytes
+from radix_jax.cache.keys import INT32, TOKEN_BYTES, TokenIds, to_int32, token_bytes
 from radix_jax.cache.node import RadixTreeNode
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.peek import Peek
@@ -91,13 +91,19 @@ class PrefixCache:
         """Pages evicted so far to make room, tails included; a reset doesn't count."""
         return self._num_evicted_pages
 
-    def match_prefix(self, ids: TokenIds, namespace: Hashable = None, start: PrefixHandle | None = None) -> MatchResult:
+    def match_prefix(
+        self,
+        ids: TokenIds,
+        namespace: Hashable = None,
+        start: PrefixHandle | None = None,
+        skip_donors: Collection[int] = (),
+    ) -> MatchResult:
         """As `RadixTree.match_prefix`, and the donor may be a tail. Lock the handle, and the donor's where it is used,
         before anything is allocated for the same request.
 
         A request that has to match again passes its last handle as `start`, so that its hits count once.
         """
-        match = self._tree.match_prefix(ids, namespace, start)
+        match = self._tree.match_prefix(ids, namespace, start, skip_donors)
         if not len(self._tails):
             return match
         next_ids = token_bytes(ids[match.cached_len : match.cached_len + self.page_size])
@@ -114,6 +120,25 @@ class PrefixCache:
     def peek(self, ids: TokenIds, namespace: Hashable = None, start: Peek | None = None) -> Peek:
         """As `RadixTree.peek`: changes nothing."""
         return self._tree.peek(ids, namespace, start)
+
+    def hold(self, ids: TokenIds, namespace: Hashable = None) -> tuple[int, list[PrefixHandle | TailHandle]]:
+        """Lock the longest cached prefix of `ids`, a part of its last page included: (its tokens, the locked handles).
+
+        What is locked beyond it is the rest of that page. Raises as `RadixTree.match_prefix`.
+        """
+        match = self.match_prefix(ids, namespace)
+        handles: list[PrefixHandle | TailHandle] = [match.handle] if match.cached_len else []
+        donor = match.donor_handle
+        if isinstance(donor, TailHandle):
+            handles.append(donor)
+        elif donor is not None:
+            # Its edge may be long: a node border after the page that is needed, and a lock up to there.
+            page = np.frombuffer(donor.node.edge[: self.page_size * TOKEN_BYTES], INT32)
+            to_page = np.concatenate([to_int32(ids, "token ids")[: match.cached_len], page])
+            handles = [self._tree.match_prefix(to_page, namespace, match.handle).handle]
+        for handle in handles:
+            self.lock(handle)
+        return match.cached_len + match.donor_len, handles
 
     def lock(self, handle: PrefixHandle | TailHandle) -> None:
         """As `RadixTree.lock`, for a tail too."""

@@ -1,6 +1,6 @@
 """RadixTree: token ids -> pages of KV, shared by every request with the same prefix."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 
 import numpy as np
@@ -104,7 +104,13 @@ class RadixTree:
         """Tokens under a pin, locked ones included."""
         return self._pins.num_tokens if self._pins else 0
 
-    def match_prefix(self, ids: TokenIds, namespace: Hashable = None, start: PrefixHandle | None = None) -> MatchResult:
+    def match_prefix(
+        self,
+        ids: TokenIds,
+        namespace: Hashable = None,
+        start: PrefixHandle | None = None,
+        skip_donors: Collection[int] = (),
+    ) -> MatchResult:
         """The longest cached prefix of `ids`, in whole pages.
 
         Splits a node where the match ends inside it, so that locking the handle protects exactly `cached_len` tokens;
@@ -133,7 +139,7 @@ class RadixTree:
         cached_len, donor = last.end_len, NO_DONOR
         if self._partial_pages and last.children:
             first_byte = len(key) - (len(ids) - cached_len) * TOKEN_BYTES
-            donor = find_donor(self, last, bytes(key[first_byte : first_byte + self._page_bytes]))
+            donor = find_donor(self, last, bytes(key[first_byte : first_byte + self._page_bytes]), skip_donors)
         pages = np.frombuffer(b"".join([node.pages for node in path]), INT32)
         return _new(MatchResult, (cached_len, pages, PrefixHandle(self, last, cached_len), *donor))
 

@@ -14,7 +14,7 @@ from radix_jax.cache.node import RadixTreeNode
 class Tails:
     """Pages of fewer tokens than page_size, each filed under the prefix in front of it; they are only ever copied from.
 
-    max_pages: that are kept; beyond it the ones unused for longest go, save locked ones.
+    max_pages: that are kept besides locked ones; beyond it the ones unused for longest go.
 
     A tail whose prefix left the tree is found no more, and goes as soon as it is the one unused for longest.
     """
@@ -61,7 +61,7 @@ class Tails:
         freed = [self._remove(old) for old in dropped if old.num_locks == 0]
         tail = TailHandle(self, place, namespace, ids, page)
         self._by_page[page] = self._by_place.setdefault(place, {})[ids] = tail
-        return freed + self.evict(len(self._by_page) - self._max_pages)
+        return freed + self.evict(self.num_evictable - self._max_pages)
 
     def find(self, node: RadixTreeNode, namespace: Hashable, page: bytes) -> tuple[TailHandle, int] | None:
         """The tail behind `node` that begins with the most of `page` (bytes of ids), and how many tokens of it."""

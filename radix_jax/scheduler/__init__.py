@@ -1,7 +1,7 @@
 """Who runs next: policies, admission, buckets, and the Scheduler that plans steps and commits their tokens."""
 
 from radix_jax.scheduler.buckets import Buckets
-from radix_jax.scheduler.errors import QueueFull
+from radix_jax.scheduler.errors import NoRoom, QueueFull
 from radix_jax.scheduler.explanation import Explanation
 from radix_jax.scheduler.new_weights import OnUpdate, check_on_update
 from radix_jax.scheduler.policy import QueueContext, QueueView, Rule, make_policy
@@ -13,6 +13,7 @@ from radix_jax.scheduler.timeline import Timelines
 __all__ = [
     "Buckets",
     "Explanation",
+    "NoRoom",
     "OnUpdate",
     "QueueContext",
     "QueueFull",

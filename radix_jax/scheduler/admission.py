@@ -241,7 +241,8 @@ class Admission:
 
     def _match_and_lock(self, state: RequestState) -> MatchResult:
         prefix_len = self._matchable_len(state) if state.shares else 0
-        match = self._cache.match_prefix(state.tokens[:prefix_len], state.namespace, state.last_handle)
+        ids, fresh = state.tokens[:prefix_len], self._fresh_pages
+        match = self._cache.match_prefix(ids, state.namespace, state.last_handle, skip_donors=fresh)
         state.last_handle = match.handle
         self._cache.lock(match.handle)
         return match
@@ -261,10 +262,9 @@ class Admission:
     def _plan_copy(self, state: RequestState, match: MatchResult, num_reserved: int) -> None:
         """Continue an admitted request's prefix by a part of a page, copied into a page of its own, if one is cached.
 
-        The donor is locked until the plan is made. It may be what others were to evict, or be written by this very
-        plan; then nothing is copied.
+        The donor is locked until the plan is made. It may be what others were to evict; then nothing is copied.
         """
-        if match.donor_handle is None or match.donor_page in self._fresh_pages or not self._enable_prefix_cache:
+        if match.donor_handle is None or not self._enable_prefix_cache:
             return
         assert match.donor_page is not None
         self._cache.lock(match.donor_handle)

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from radix_jax.cache.errors import OutOfPages
 from radix_jax.config import SchedulerLimits
 from radix_jax.plan import StepRow
 from radix_jax.scheduler.admission import Admission
 from radix_jax.scheduler.budget import NewTokenRatio, num_pages_to_come
+from radix_jax.scheduler.errors import NoRoom
 from radix_jax.scheduler.policy import QueueContext
 from radix_jax.scheduler.request_state import RequestState
 from radix_jax.scheduler.retraction import preemption_order
@@ -86,12 +86,12 @@ class Prefill:
         """With nothing running, every request that was let in fits, unless somebody else keeps pages.
 
         Raises:
-            OutOfPages: nothing runs or was let in, and yet requests wait.
+            NoRoom: nothing runs or was let in, and yet requests wait.
         """
         if not len(self._waiting):
             return
         self.retry()
-        raise OutOfPages(
+        raise NoRoom(
             f"{len(self._waiting)} requests wait, none runs, and the next one does not fit: "
             f"{self._admission.num_protected_tokens} cached tokens are locked by others than requests; unlock those, "
             "or raise num_pages"

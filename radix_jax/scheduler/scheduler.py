@@ -214,7 +214,7 @@ class Scheduler:
 
         Raises:
             ValueError: max_steps below 1. RuntimeError: two plans are in flight already.
-            OutOfPages: nothing runs, and yet no waiting request fits: others than requests hold locks.
+            NoRoom: nothing runs, and yet no waiting request fits: others than requests hold locks.
             Exception: what a schedule policy of one's own raised; another plan may be tried. What an eviction rule of
                 one's own raised leaves the plan half made: the scheduler and its cache are of no use then.
         """

@@ -11,7 +11,7 @@ from flax import nnx
 from tiny import TINY, module_of, random_weights, tiny_llama
 
 from radix_jax.models import registry
-from radix_jax.models.base import ModelParams
+from radix_jax.models.base import ModelFamily, ModelParams
 from radix_jax.models.llama import LLAMA, Llama, LlamaConfig
 from radix_jax.models.registry import (
     config_of,
@@ -28,6 +28,7 @@ TIED = dataclasses.replace(TINY, tie_word_embeddings=True)
 @dataclasses.dataclass(frozen=True)
 class OtherConfig:
     vocab_size: int = 8
+    tie_word_embeddings: bool = False
 
 
 class OtherModule(nnx.Module):
@@ -72,10 +73,11 @@ def test_a_family_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     "changes", [{"architectures": ("OtherLM",)}, {"config_type": OtherConfig, "architectures": ("LlamaForCausalLM",)}]
 )
 def test_no_two_families_answer_to_one_name(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_FAMILIES", list(registry._FAMILIES))
+    before = list(registry._FAMILIES)
+    monkeypatch.setattr(registry, "_FAMILIES", list(before))
     with pytest.raises(ValueError, match="'other' has the config type or an architecture of 'llama'"):
         register_family(dataclasses.replace(LLAMA, name="other", **changes))
-    assert registry._FAMILIES == [LLAMA]
+    assert before == registry._FAMILIES
 
 
 def test_every_form_of_params_is_taken_without_a_copy() -> None:
@@ -174,3 +176,18 @@ def test_a_module_made_by_its_user_runs() -> None:
     module = Llama(config, rngs=nnx.Rngs(3))
     params = params_of(module)
     assert params.weights["layers"][0]["q_proj"] is module.layers[0].q_proj.get_value()
+
+
+def test_a_family_that_reads_no_checkpoints_has_its_leaves_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_FAMILIES", list(registry._FAMILIES))
+    own = ModelFamily(name="own", config_type=OtherConfig, forward=LLAMA.forward)
+    register_family(own)
+    config, head = OtherConfig(), jnp.ones((2, 8))
+    assert make_params(config, {"head": head, "anything": jnp.ones(3)}).head is head
+    with pytest.raises(ValueError, match="params hold no array 'head' at their top"):
+        make_params(config, {"anything": jnp.ones(3)})
+    with pytest.raises(ValueError, match="params hold no array 'embed' at their top"):
+        make_params(OtherConfig(tie_word_embeddings=True), {"embed": {"embedding": head}})
+    for reads in (own.parse_config, own.weight_specs):
+        with pytest.raises(ValueError, match="no parse_config and weight_specs, so it reads no checkpoints"):
+            reads({})
