@@ -74,7 +74,7 @@ def run(cells: Sequence[NotebookNode], *, times_each: int = 1, short: bool = Tru
 
 
 def _environment(folder: str, short: bool) -> dict[str, str]:
-    own = {name: folder for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
+    own = dict.fromkeys(("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"), folder)
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, **own, "MPLCONFIGDIR": folder, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
     environment.pop("RADIX_JAX_SHORT", None)
@@ -101,14 +101,15 @@ def errors_written(outputs: Iterable[NotebookNode]) -> str:
 
 
 def keep_outputs(path: Path) -> None:
-    """Run the notebook in full and write what it shows into it."""
+    """Run the notebook in full and write what it shows into it, without warnings and progress."""
     notebook = read(path)
     cells = code_cells(notebook)
     for number, (cell, [outputs]) in enumerate(zip(cells, run(cells, short=False), strict=True), 1):
         for output in outputs:
             if output.output_type == "execute_result":
                 output.execution_count = number
-        cell.outputs, cell.execution_count = outputs, number
+        cell.outputs = [output for output in outputs if output.get("name") != "stderr"]
+        cell.execution_count = number
         cell.metadata.pop("execution", None)
     nbformat.write(notebook, path)
 
