@@ -38,7 +38,7 @@ def test_it_shows_what_is_kept(path: Path, times_each: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("times_each", RUNS.values(), ids=RUNS.keys())
-@pytest.mark.parametrize("path", filter(has_slow_cells, NOTEBOOKS), ids=name_of)
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if has_slow_cells(path)], ids=name_of)
 def test_all_of_it_shows_what_is_kept(path: Path, times_each: int) -> None:
     check_runs(path, times_each, with_slow=True)
 
