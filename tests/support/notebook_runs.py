@@ -64,11 +64,7 @@ def run(cells: Sequence[NotebookNode], *, times_each: int = 1, short: bool = Tru
             ip=str(Path(folder) / "kernel"),
         )
         client = NotebookClient(notebook, km=manager, timeout=_CELL_TIMEOUT_S)
-        try:
-            client.execute(env=_environment(folder, short), cwd=folder)
-        finally:
-            if manager.has_kernel:
-                manager.shutdown_kernel(now=True)
+        client.execute(env=_environment(folder, short), cwd=folder, cleanup_kc=True)
     outputs = [cell.outputs for cell in repeated]
     return [outputs[first : first + times_each] for first in range(0, len(outputs), times_each)]
 
