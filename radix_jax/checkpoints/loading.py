@@ -91,7 +91,7 @@ def _bar(progress: bool) -> Progress:
         BarColumn(),
         DownloadColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=Console(stderr=True, force_jupyter=False),  # a notebook would need widgets for it
         disable=not progress,
     )
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int32
 
 from radix_jax.viz.labels import count, page_ranges
 from radix_jax.viz.snapshot import NodeSnapshot, TreeSnapshot
@@ -20,17 +19,19 @@ class Changes:
 
 
 def find_changes(before: TreeSnapshot, after: TreeSnapshot) -> Changes:
-    """Compare two snapshots of one tree. A node that holds nothing but pages of before comes from a split."""
+    """Compare two snapshots of one tree. A node that holds nothing but pages of before, with what was in them, comes
+    from a split."""
     old_nodes = {node.node_id: node for node in before.nodes}
-    old_pages, new_pages = _pages(before), _pages(after)
+    old_pages, new_pages = (frozenset().union(*map(_pages, snapshot.nodes)) for snapshot in (before, after))
     badges = {}
     for node in after.nodes:
         badge = _badge(old_nodes.get(node.node_id), node, old_pages)
         if badge:
             badges[node.node_id] = badge
     parts = []
-    for pages, sign in ((np.setdiff1d(new_pages, old_pages), "+"), (np.setdiff1d(old_pages, new_pages), "−")):
-        if len(pages):
+    for filled, sign in ((new_pages - old_pages, "+"), (old_pages - new_pages, "−")):
+        if filled:
+            pages = np.array(sorted(page for page, _ in filled), np.int32)
             noun = "page" if len(pages) == 1 else "pages"
             num_tokens = count(len(pages) * after.page_size, "token")
             parts.append(f"{sign}{num_tokens} ({noun} {page_ranges(pages, _PAGES_ROOM)})")
@@ -44,11 +45,11 @@ def find_changes(before: TreeSnapshot, after: TreeSnapshot) -> Changes:
     return Changes(badges, f"change: {' · '.join(parts)}" if parts else "")
 
 
-def _badge(old: NodeSnapshot | None, node: NodeSnapshot, old_pages: Int32[np.ndarray, " P"]) -> str:
+def _badge(old: NodeSnapshot | None, node: NodeSnapshot, old_pages: frozenset[tuple[int, bytes]]) -> str:
     if node.state == "root":
         return ""
     if old is None:
-        return "split" if np.isin(node.page_ids, old_pages).all() else "new"
+        return "split" if old_pages.issuperset(_pages(node)) else "new"
     words = []
     if len(node.token_ids) < len(old.token_ids):
         # A split leaves a node its end, a trim its beginning.
@@ -63,8 +64,12 @@ def _badge(old: NodeSnapshot | None, node: NodeSnapshot, old_pages: Int32[np.nda
     return ", ".join(words)
 
 
-def _pages(snapshot: TreeSnapshot) -> Int32[np.ndarray, " P"]:
-    return np.concatenate([np.empty(0, np.int32), *(node.page_ids for node in snapshot.nodes)])
+def _pages(node: NodeSnapshot) -> list[tuple[int, bytes]]:
+    """(page, the tokens in it): a page that was evicted may hold others."""
+    if not len(node.page_ids):
+        return []
+    rows = node.token_ids.reshape(len(node.page_ids), -1)
+    return [(page, row.tobytes()) for page, row in zip(node.page_ids.tolist(), rows, strict=True)]
 
 
 def _tail_changes(before: TreeSnapshot, after: TreeSnapshot) -> list[str]:

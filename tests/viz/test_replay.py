@@ -235,3 +235,14 @@ def test_a_trimmed_node_is_told_from_a_split_one():
     assert tree.evict(1, trim=True).tolist() == [3]
     changes = find_changes(before, tree.snapshot())
     assert (list(changes.badges.values()), changes.summary) == (["trimmed"], "change: −1 token (page 3)")
+
+
+def test_a_page_that_was_given_to_another_prefix_is_no_split():
+    tree = RadixTree(page_size=1)
+    tree.insert_prefix([1, 2, 3], [1, 2, 3])
+    before = tree.snapshot()
+    [page] = tree.evict(1, trim=True)
+    tree.insert_prefix([7], [page])
+    changes = find_changes(before, tree.snapshot())
+    assert sorted(filter(None, changes.badges.values())) == ["new", "trimmed"]
+    assert changes.summary == "change: +1 token (page 3) · −1 token (page 3)"
