@@ -12,11 +12,12 @@ import numpy as np
 from jaxtyping import Int32
 
 from radix_jax.cache import HandleError, PrefixCache, PrefixHandle, TailHandle, of_weights
-from radix_jax.intake import TokenIds
+from radix_jax.intake import TokenIds, checked_ids
 from radix_jax.request import CompletionOutput, RequestOutput, SamplingParams
 from radix_jax.scheduler import NoRoom
 
 _MAX_NAMED = 8
+_MOST_IDS = 2**31
 _OWN_FRAMES = ("radix_jax", "jaxtyping", "beartype")
 _JUST_COMPUTE = SamplingParams(temperature=0.0, max_tokens=1)
 
@@ -106,8 +107,8 @@ class HeldPrefix:
         self._check_alive()
         if not len(token_ids):
             raise ValueError("nothing to extend by; fork(1) gives another handle of the same ids")
-        ids = np.concatenate([self.token_ids, np.asarray(token_ids)])
-        return self._held.engine.prefix(ids, namespace=self.namespace)
+        more = checked_ids(token_ids, _MOST_IDS, _MOST_IDS)  # the engine checks them all by its own limits
+        return self._held.engine.prefix(np.concatenate([self.token_ids, more]), namespace=self.namespace)
 
     def fork(self, num_handles: int) -> "list[HeldPrefix]":
         """So many more handles of the same ids, each to be released by itself; nothing is computed.

@@ -178,6 +178,7 @@ def test_namespaces_do_not_share() -> None:
         ([], ValueError, "empty prompt"),
         ([VOCAB_SIZE], ValueError, "outside the vocabulary"),
         ([0.5], TypeError, "flat sequence of ints|Type-check error"),
+        ([3, True], TypeError, "got a bool"),
         (range(128), ValueError, "exceeds max_model_len=128"),
     ],
 )
@@ -329,4 +330,18 @@ def test_random_use_keeps_every_page_accounted_for() -> None:
             held.pop(0).release()
     for handle in held:
         handle.release()
+    assert_idle(engine)
+
+
+def test_new_weights_end_handles() -> None:
+    """What they held is dropped with them: it could match nothing any more."""
+    engine, prompt = tiny_engine(), list(range(60, 110))
+    held = engine.prefix(prompt)
+    engine.update_params(engine.params)
+    with pytest.raises(HandleError, match="the weights were updated"):
+        held.sample()
+    assert engine.stats().num_evictable_pages == engine.stats().num_protected_pages == 0
+    with engine.prefix(prompt) as again:
+        assert again.cached_len == len(prompt) - 1
+        engine.check_integrity()
     assert_idle(engine)

@@ -37,7 +37,7 @@ class PrefixCache:
     (private).
 
     Tails are the pages that ended requests filled in part, kept where the tree has partial pages: donors like the
-    tree's pages, an eighth of the pool at most.
+    tree's pages, an eighth of the pool at most besides locked ones.
 
     A request's page table starts with the tree's pages of its locked handle, `handle.cached_len / page_size` of them;
     the rest is private to the request.
