@@ -1,14 +1,14 @@
 """Engine: the loop plan -> run -> commit. Token ids in, token ids out; it knows no text."""
 
 import time
-from collections.abc import Collection, Generator, Hashable, Iterator
+from collections.abc import Callable, Collection, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from radix_jax.cache import PrefixCache
 from radix_jax.config import EngineConfig
 from radix_jax.engine_stats import EngineStats
-from radix_jax.intake import TokenIds, check_bias, check_finish, check_labels, checked_ids, make_requests
+from radix_jax.intake import TokenIds, check_bias, check_finish, check_labels, checked_ids, checked_mode, make_requests
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import params_of
 from radix_jax.outputs import Outputs
@@ -115,14 +115,17 @@ class Engine:
         *,
         finish_check: FinishCheck | None = None,
         namespace: Hashable = None,
+        cache: str = "use",
         priority: int = 0,
         routing_key: Hashable = None,
     ) -> str:
         """Queue a request, with all its samples, and return its id.
 
         token_ids: the prompt, at least one id. finish_check: may end a sample, whenever it got tokens; later ones, of a
-        step that is under way, are dropped. namespace: KV is shared inside one namespace alone. priority: higher ones
-        go first, and may take the place of lower ones. routing_key: what schedule_policy "routing-key" groups by.
+        step that is under way, are dropped. namespace: KV is shared inside one namespace alone. cache: "use" what is
+        cached, and cache what is computed; "read" leaves nothing behind; "write" computes all anew; "off" does neither.
+        priority: higher ones go first, and may take the place of lower ones. routing_key: what schedule_policy
+        "routing-key" groups by.
         max_tokens is cut to the room that the context leaves; None takes all that context and pool leave. An interrupt
         half-way is one of a step: every request is dropped and the cache emptied.
 
@@ -130,8 +133,8 @@ class Engine:
             TypeError: token_ids are no ints, sampling is no SamplingParams, finish_check is no function, priority is no
                 int, namespace or routing_key are not hashable, or the namespace can't be recorded.
             ValueError: no ids, ids outside the vocabulary, in logit_bias too, a prompt or output that context or pool
-                can't hold, stop strings without a finish_check, more samples than max_queued_requests, or a priority
-                that takes more than 64 bits.
+                can't hold, stop strings without a finish_check, another `cache` than those four, more samples than
+                max_queued_requests, or a priority that takes more than 64 bits.
             QueueFull: with its samples, more than max_queued_requests would wait.
             RuntimeError: the engine is closed.
         """
@@ -155,6 +158,7 @@ class Engine:
             engine_seed=self._config.seed,
             finish_check=finish_check,
             namespace=namespace,
+            cache=checked_mode(cache),
             priority=priority,
             routing_key=routing_key,
         )
@@ -218,6 +222,7 @@ class Engine:
         *,
         finish_check: FinishCheck | None = None,
         namespace: Hashable = None,
+        cache: str = "use",
     ) -> Generator[RequestOutput, None, None]:
         """The states of one request, token by token.
 
@@ -225,7 +230,9 @@ class Engine:
         aborts the request. Raises as `add_request`, on the call; and RuntimeError where the request was dropped, by a
         step of another stream that failed or since the engine was closed.
         """
-        outputs = self._stream(token_ids, sampling, finish_check, namespace)
+        outputs = self._stream(
+            lambda: self.add_request(token_ids, sampling, finish_check=finish_check, namespace=namespace, cache=cache)
+        )
         next(outputs)
         return outputs
 
@@ -297,15 +304,9 @@ class Engine:
                     self._recorder.end(state.request_id)
         return self._outputs.of(changed)
 
-    def _stream(
-        self,
-        token_ids: TokenIds,
-        sampling: SamplingParams | None,
-        finish_check: FinishCheck | None,
-        namespace: Hashable,
-    ) -> Generator[Any, None, None]:
+    def _stream(self, add: Callable[[], str]) -> Generator[Any, None, None]:
         """The states of one request, after one None: closing a generator that has not begun ends nothing."""
-        request_id = self.add_request(token_ids, sampling, finish_check=finish_check, namespace=namespace)
+        request_id = add()
         try:
             outputs = self._outputs.open_stream(request_id)
             yield None

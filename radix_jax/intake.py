@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from radix_jax.cache.keys import namespace_key
-from radix_jax.request import FinishCheck, Request, SamplingParams
+from radix_jax.request import CACHE_MODES, CacheMode, FinishCheck, Request, SamplingParams
 
 TokenIds = Sequence[int] | np.ndarray
 
@@ -69,6 +69,17 @@ def check_labels(namespace: Any, priority: Any, routing_key: Any) -> None:
     namespace_key(namespace)
 
 
+def checked_mode(cache: Any) -> CacheMode:
+    """`cache` as one of the four.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if cache not in CACHE_MODES:
+        raise ValueError(f"cache={cache!r} is not one of {', '.join(map(repr, CACHE_MODES))}")
+    return cache
+
+
 def check_finish(sampling: SamplingParams, finish_check: Any) -> None:
     """Refuse what could not end a request as asked.
 
@@ -97,6 +108,7 @@ def make_requests(
     engine_seed: int,
     finish_check: FinishCheck | None = None,
     namespace: Hashable = None,
+    cache: CacheMode = "use",
     priority: int = 0,
     routing_key: Hashable = None,
 ) -> list[Request]:
@@ -126,6 +138,7 @@ def make_requests(
             sample_index=index,
             finish_check=finish_check,
             namespace=namespace,
+            cache=cache,
             priority=priority,
             routing_key=routing_key,
         )

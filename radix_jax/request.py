@@ -5,13 +5,15 @@ import math
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from radix_jax.config import check_int
 
 FinishReason = Literal["stop", "length", "abort"]
+CacheMode = Literal["use", "off", "read", "write"]
+CACHE_MODES: tuple[CacheMode, ...] = get_args(CacheMode)
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 
@@ -136,6 +138,8 @@ class Request:
     finish_check: may end the sample, beside `stop_ids` and the length; at the same token a stop id comes first.
     arrival: rises by one with each request of an engine; its samples share it.
     namespace: KV is shared only inside one namespace; any hashable value.
+    cache: whether what is cached serves it ("use", "read"), and whether what it computes is cached ("use", "write").
+        The samples of a request share what they compute in any case.
     priority: higher ones go first. routing_key: of requests that like to run together; any hashable value.
     needs_values: the step after a token of this request is planned only once that token's value is known.
     """
@@ -150,6 +154,7 @@ class Request:
     sample_index: int = 0
     finish_check: FinishCheck | None = None
     namespace: Hashable = None
+    cache: CacheMode = "use"
     priority: int = 0
     routing_key: Hashable = None
     needs_values: bool = False

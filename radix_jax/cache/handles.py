@@ -55,6 +55,21 @@ class TailHandle:
         return node is not None and node.end_len != end_len
 
 
+class BranchHandle:
+    """A prefix in two parts: `base` in a namespace that many share, and behind it `own` in that of a Branch. Locked and
+    unlocked as one. cached_len: tokens of both."""
+
+    __slots__ = ("base", "cached_len", "own")
+
+    def __init__(self, base: PrefixHandle, own: PrefixHandle) -> None:
+        self.base = base
+        self.own = own
+        self.cached_len = base.cached_len + own.cached_len
+
+
+Handle = PrefixHandle | BranchHandle
+
+
 class MatchResult(NamedTuple):
     """The longest cached prefix of a key.
 
@@ -65,7 +80,7 @@ class MatchResult(NamedTuple):
 
     cached_len: int
     pages: Int32[np.ndarray, " P"]
-    handle: PrefixHandle
+    handle: Handle
     donor_page: int | None
     donor_len: int
     donor_handle: PrefixHandle | TailHandle | None

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32
 
+from radix_jax.cache.branch import Branch
 from radix_jax.cache.errors import HandleError, IntegrityError, OutOfPages
 from radix_jax.cache.evicted import Evicted, EvictedSpan, span_of
-from radix_jax.cache.handles import MatchResult, PrefixHandle, TailHandle
+from radix_jax.cache.handles import BranchHandle, Handle, MatchResult, PrefixHandle, TailHandle
 from radix_jax.cache.keys import TokenIds, to_int32, token_bytes
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.peek import Peek
@@ -26,7 +27,7 @@ _MAX_SPANS = 8  # that are told of one eviction
 class CommitResult(NamedTuple):
     """handle: locked, covers what the tree now holds of the request. pages: the request's new page table."""
 
-    handle: PrefixHandle
+    handle: Handle
     pages: Int32[np.ndarray, " P"]
 
 
@@ -97,12 +98,32 @@ class PrefixCache:
         match = self._tree.match_prefix(ids, namespace, start)
         if not len(self._tails):
             return match
+        assert isinstance(match.handle, PrefixHandle)
         next_ids = token_bytes(ids[match.cached_len : match.cached_len + self.page_size])
         found = self._tails.find(match.handle.node, namespace, next_ids)
         if found is None or found[1] <= match.donor_len:
             return match
         tail, donor_len = found
         return match._replace(donor_page=tail.page, donor_len=donor_len, donor_handle=tail)
+
+    def match_branch(self, ids: TokenIds, namespace: Hashable, branch: Branch) -> MatchResult:
+        """The longest cached prefix of `ids` in `namespace`, continued by what the branch has behind it.
+
+        Where the branch holds something, the prefix is as long as it was when that began, or all of it is matched anew.
+        """
+        base = self._match_base(ids, namespace, branch)
+        own = self._tree.match_prefix(ids[base.cached_len :], branch.namespace)
+        assert isinstance(base.handle, PrefixHandle)
+        assert isinstance(own.handle, PrefixHandle)
+        donor = base if base.donor_len > own.donor_len and not own.cached_len else own
+        return MatchResult(
+            base.cached_len + own.cached_len,
+            np.concatenate([base.pages, own.pages]),
+            BranchHandle(base.handle, own.handle),
+            donor.donor_page,
+            donor.donor_len,
+            donor.donor_handle,
+        )
 
     def match_len(self, ids: TokenIds, namespace: Hashable = None) -> int:
         """As `RadixTree.match_len`: changes nothing."""
@@ -112,17 +133,23 @@ class PrefixCache:
         """As `RadixTree.peek`: changes nothing."""
         return self._tree.peek(ids, namespace, start)
 
-    def lock(self, handle: PrefixHandle | TailHandle) -> None:
-        """As `RadixTree.lock`, for a tail too."""
+    def lock(self, handle: Handle | TailHandle) -> None:
+        """As `RadixTree.lock`, for a tail and for both parts of a branch too."""
         if isinstance(handle, TailHandle):
             self._tails.lock(handle)
+        elif isinstance(handle, BranchHandle):
+            self._tree.lock(handle.base)
+            self._tree.lock(handle.own)
         else:
             self._tree.lock(handle)
 
-    def unlock(self, handle: PrefixHandle | TailHandle) -> None:
-        """As `RadixTree.unlock`, for a tail too."""
+    def unlock(self, handle: Handle | TailHandle) -> None:
+        """As `RadixTree.unlock`, for a tail and for both parts of a branch too."""
         if isinstance(handle, TailHandle):
             self._tails.unlock(handle)
+        elif isinstance(handle, BranchHandle):
+            self._tree.unlock(handle.own)
+            self._tree.unlock(handle.base)
         else:
             self._tree.unlock(handle)
 
@@ -159,9 +186,10 @@ class PrefixCache:
         self,
         ids: TokenIds,
         pages: TokenIds,
-        handle: PrefixHandle,
+        handle: Handle,
         namespace: Hashable = None,
         priority: int = 0,
+        duplicates: list[int] | None = None,
     ) -> CommitResult:
         """Give the full pages of a running request to the tree, and move its lock to them.
 
@@ -169,6 +197,7 @@ class PrefixCache:
         handle: the request's locked handle. Where the tree already has pages of its own, the returned table names
         those and the request's duplicates are freed; a partial last page stays private. If `ids` reach no further than
         the handle, only a node border is made there, and the handle comes back as it is, still locked.
+        namespace: of a branch's handle the branch's own. duplicates: gets the duplicates, which stay the caller's then.
 
         Raises:
             HandleError: the handle is not locked, or of another tree. ValueError: `ids` or `pages` don't continue what
@@ -176,6 +205,11 @@ class PrefixCache:
         """
         token_ids = to_int32(ids, "token ids")
         page_ids = to_int32(pages, "pages")
+        if isinstance(handle, BranchHandle):
+            start, base = handle.base.cached_len, page_ids[: handle.base.cached_len // self.page_size]
+            own = self.commit(token_ids[start:], page_ids[len(base) :], handle.own, namespace, priority, duplicates)
+            assert isinstance(own.handle, PrefixHandle)
+            return CommitResult(BranchHandle(handle.base, own.handle), np.concatenate([base, own.pages]))
         num_held = self._num_held_pages(handle)
         num_full = len(token_ids) // self.page_size
         cached = self._tree.match_pages(token_ids, namespace)
@@ -188,18 +222,25 @@ class PrefixCache:
         self._tree.lock(result.handle)
         self._tree.unlock(handle)
         table[: len(cached)] = cached
-        self._pool.free(page_ids[num_held : len(cached)])
+        if duplicates is None:
+            self._pool.free(page_ids[num_held : len(cached)])
+        else:
+            duplicates.extend(page_ids[num_held : len(cached)].tolist())
         return CommitResult(result.handle, table)
 
-    def release(self, handle: PrefixHandle, pages: TokenIds, ids: TokenIds = (), namespace: Hashable = None) -> None:
+    def release(self, handle: Handle, pages: TokenIds, ids: TokenIds = (), namespace: Hashable = None) -> None:
         """End a request: its private pages go back to the pool, and its handle is unlocked.
 
         handle: the request's locked handle. pages: its page table. ids: the tokens whose KV is in the pages; where they
-        end inside the first page behind the handle, that page is kept as a tail.
+        end inside the first page behind the handle, that page is kept as a tail. Of a branch no tail is kept.
 
         Raises:
             HandleError: the handle is not locked, or of another tree. ValueError: as `PagePool.free`. Nothing changes.
         """
+        if isinstance(handle, BranchHandle):
+            self.release(handle.own, pages[handle.base.cached_len // self.page_size :])
+            self._tree.unlock(handle.base)
+            return
         private = to_int32(pages, "pages")[self._num_held_pages(handle) :]
         num_kept = int(self._tree.partial_pages and 0 < len(ids) - handle.cached_len < self.page_size)
         self._pool.free(private[num_kept:])
@@ -218,9 +259,9 @@ class PrefixCache:
         self._pool.free(self._tails.reset())
         self._pool.free(self._tree.reset())
 
-    def drop_unlocked(self) -> None:
-        """Drop the cached prefixes that nobody holds, which is no eviction; tails and prefixes under a lock stay."""
-        self._pool.free(self._tree.evict(self._tree.evictable_size))
+    def drop(self, namespace: Hashable) -> None:
+        """Drop the prefixes of a namespace that nobody holds, which is no eviction; its tails stay."""
+        self._pool.free(self._tree.drop(namespace))
 
     def snapshot(self) -> TreeSnapshot:
         """As `RadixTree.snapshot`, with the tails."""
@@ -249,6 +290,16 @@ class PrefixCache:
             raise IntegrityError(
                 f"pages {lost} have no owner, pages {shared} have more than one of pool, tree, request"
             )
+
+    def _match_base(self, ids: TokenIds, namespace: Hashable, branch: Branch) -> MatchResult:
+        base_len = branch.base_len
+        if base_len is not None and self._tree.match_len(ids[base_len:], branch.namespace):
+            base = self._tree.match_prefix(ids[:base_len], namespace)
+            if base.cached_len == base_len:
+                return base
+        base = self.match_prefix(ids, namespace)
+        branch.begin_behind(base.cached_len)
+        return base
 
     def _evict(self, num_pages: int, spans: list[EvictedSpan]) -> None:
         """Make `num_pages` cached pages free, or a few more. Tails go last, as they are few and hold the ends of the

@@ -9,7 +9,7 @@ from jaxtyping import Int32
 from radix_jax.cache.donor import NO_DONOR, find_donor
 from radix_jax.cache.errors import HandleError
 from radix_jax.cache.events import CacheCleared, CacheEvent, removed_event, stored_event
-from radix_jax.cache.evicted import Evicted
+from radix_jax.cache.evicted import Evicted, Leaving
 from radix_jax.cache.eviction import EvictionPolicy
 from radix_jax.cache.eviction_rules import Rule, make_policy
 from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle, resume, unusable
@@ -61,6 +61,7 @@ class RadixTree:
         self._on_event = on_event
         self._partial_pages = partial_pages and page_size > 1
         self._roots = Roots(self._page_bytes)
+        self._leaving = Leaving(self._roots, self._policy, self._pins, page_size)
         self._use_counter = self._version = 0
         self._evictable_len = self._protected_len = 0
 
@@ -255,40 +256,17 @@ class RadixTree:
         """
         if num_tokens < 0:
             raise ValueError(f"num_tokens={num_tokens} to evict is negative")
-        taken: list[Evicted] = []
-        num_taken = 0
         next_leaf = self._pins.next_unpinned if keep_pinned and self._pins else self._policy.next_leaf
-        while num_taken < num_tokens:
-            try:
-                leaf = next_leaf()
-            except Exception:
-                if not taken:
-                    raise
-                break  # what is out already must reach the caller
-            if leaf is None:
-                break
-            pages, length, end_len = leaf.pages, len(leaf.edge) // TOKEN_BYTES, leaf.end_len
-            if trim and (surplus := num_taken + length - num_tokens) >= self._page_size:
-                pages = leaf.trim_to(surplus - surplus % self._page_size)
-                length -= surplus - surplus % self._page_size
-                self._policy.changed(leaf)
-                if leaf.num_pins and self._pins:
-                    self._pins.note_trimmed(length)
-            else:
-                parent = self._roots.remove(leaf)
-                self._policy.removed(leaf)
-                if not parent.children and not parent.ref_count:
-                    self._policy.changed(parent)
-            taken.append((leaf, pages, end_len))
-            num_taken += length
-        self._evictable_len -= num_taken
-        self._version += bool(taken)
-        if evicted is not None:
-            evicted.extend(taken)
-        if self._on_event is not None:
-            for leaf, pages, _ in taken:
-                self._on_event(removed_event(pages, leaf.namespace))
-        return np.frombuffer(b"".join([pages for _, pages, _ in taken]), INT32)
+        return self._take_out(next_leaf, num_tokens, trim, evicted)
+
+    def drop(self, namespace: Hashable) -> Int32[np.ndarray, " P"]:
+        """Take all of a namespace out but what is locked, pinned or not; returns the page ids, the caller's now.
+
+        Raises:
+            TypeError: `namespace` is not hashable.
+        """
+        leaves = iter(self._roots.unlocked_below(namespace))
+        return self._take_out(lambda: next(leaves, None), self._evictable_len)
 
     def reset(self) -> Int32[np.ndarray, " P"]:
         """Drop everything; returns the page ids that were cached. Handles of before fail from here on, save empty ones.
@@ -387,6 +365,24 @@ class RadixTree:
             if not rest.ref_count:
                 self._policy.changed(rest)
         return top, path, key
+
+    def _take_out(
+        self,
+        next_leaf: Callable[[], RadixTreeNode | None],
+        num_tokens: int,
+        trim: bool = False,
+        evicted: list[Evicted] | None = None,
+    ) -> Int32[np.ndarray, " P"]:
+        """As `Leaving.take`, counted and told of; returns the page ids."""
+        taken, num_taken = self._leaving.take(next_leaf, num_tokens, trim)
+        self._evictable_len -= num_taken
+        self._version += bool(taken)
+        if evicted is not None:
+            evicted.extend(taken)
+        if self._on_event is not None:
+            for leaf, pages, _ in taken:
+                self._on_event(removed_event(pages, leaf.namespace))
+        return np.frombuffer(b"".join([pages for _, pages, _ in taken]), INT32)
 
     def _touch(self, lowest: RadixTreeNode) -> None:
         """Mark the path as just used, up to the first locked node: all above it are locked too."""

@@ -70,6 +70,17 @@ class Roots:
             yield from children
             stack.extend(children)
 
+    def unlocked_below(self, namespace: Hashable) -> list[RadixTreeNode]:
+        """The unlocked nodes of a namespace, children before their parents.
+
+        Raises:
+            TypeError: `namespace` is not hashable.
+        """
+        nodes = list(self.find(namespace).children.values())
+        for node in nodes:  # grows as it goes
+            nodes.extend(node.children.values())
+        return [node for node in reversed(nodes) if not node.ref_count]
+
     def _make(self, namespace: Hashable) -> RadixTreeNode:
         root = RadixTreeNode(self._key_fn, self._uuids, namespace)
         root.ref_count = 1

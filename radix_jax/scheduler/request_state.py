@@ -1,16 +1,17 @@
 """RequestState: what the scheduler keeps of one sample of a request, from its arrival to its end."""
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32
 
-from radix_jax.cache.handles import PrefixHandle
+from radix_jax.cache.branch import Branch
+from radix_jax.cache.handles import Handle, PrefixHandle
 from radix_jax.cache.keys import namespace_key
 from radix_jax.plan import PageCopy
-from radix_jax.request import FinishAt, FinishReason, Request
+from radix_jax.request import CacheMode, FinishAt, FinishReason, Request
 from radix_jax.scheduler.output_logprobs import OutputLogprobs
 
 _LOG = logging.getLogger("radix_jax")
@@ -29,22 +30,50 @@ class Ticket(NamedTuple):
 
 
 class SampleGroup:
-    """What the samples of one request have in common: they share pages of their prompt, and are timed as one.
+    """What the samples of one request have in common: the pages that they share, and the time that they are timed by.
 
-    namespace: that their KV is shared in; None as a Request has it. shares: KV is shared at all.
+    mode: how they use the cache; "off" where there is none.
+
+    namespace: that their KV is looked for in, and goes to: None as a Request has it, or one that nobody else can have.
+    reads: whether they look there. Of "write" only once the prompt is computed anew, for the samples behind the first.
+    writes: whether their pages go there. branch: where they go otherwise; None where they are not shared at all.
+    copies: whether parts of cached pages serve them. keeps_tails: whether their own partial pages are kept.
     num_unfinished: samples that wait or run.
     cached_len: prompt tokens that the cache held when the first of them was admitted, copied ones included.
     admitted_s: the caller's clock then; None before.
     """
 
-    __slots__ = ("admitted_s", "cached_len", "namespace", "num_unfinished", "shares")
+    __slots__ = (
+        "_is_private",
+        "admitted_s",
+        "branch",
+        "cached_len",
+        "copies",
+        "keeps_tails",
+        "namespace",
+        "num_unfinished",
+        "reads",
+        "writes",
+    )
 
-    def __init__(self, namespace: Hashable, *, shares: bool = True, num_samples: int = 1):
-        self.namespace = namespace
-        self.shares = shares
+    def __init__(self, namespace: Hashable, *, mode: CacheMode = "use", num_samples: int = 1):
+        self._is_private = mode == "off" and num_samples > 1
+        self.namespace: Hashable = object() if self._is_private else namespace
+        self.reads = self._is_private or mode in ("use", "read")
+        self.writes = self._is_private or mode in ("use", "write")
+        self.branch = Branch() if mode == "read" and num_samples > 1 else None
+        self.copies = mode in ("use", "read")
+        self.keeps_tails = mode in ("use", "write")
         self.num_unfinished = num_samples
         self.cached_len = 0
         self.admitted_s: float | None = None
+
+    @property
+    def own_namespaces(self) -> Sequence[Hashable]:
+        """Namespaces that only its samples share, to be dropped when the last of them ends."""
+        if self.branch is not None:
+            return self.branch.namespaces
+        return [self.namespace] if self._is_private else []
 
 
 class RequestState:
@@ -60,7 +89,7 @@ class RequestState:
     group: what it shares with the other samples of its request; of its own by default.
     namespace, namespace_key: of the group.
     handle: the locked prefix in the tree, None while waiting; pages of its handle.cached_len tokens are the tree's.
-    last_handle: of the last match, to match from again; None before the first.
+    last_handle: of the last match, to match from again; None before the first, and of a branch.
     copy: what the request's next row begins with, until that row is planned.
     num_retractions: times that its pages were taken away.
     logprobs: of the output tokens; None where nobody asked.
@@ -112,7 +141,7 @@ class RequestState:
         self._page_buffer: Int32[np.ndarray, " P"] = np.empty(max_pages, np.int32)  # never changed below num_pages
         self.pages: Int32[np.ndarray, " P"] = self._page_buffer[:0]
         self.num_pages: int = 0
-        self.handle: PrefixHandle | None = None
+        self.handle: Handle | None = None
         self.last_handle: PrefixHandle | None = None
         self.copy: PageCopy | None = None
         self.num_retractions: int = 0

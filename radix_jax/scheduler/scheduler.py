@@ -79,7 +79,6 @@ class Scheduler:
             self._timelines,
             num_pages=cache.pool.num_pages,
             max_model_len=max_model_len,
-            enable_prefix_cache=enable_prefix_cache,
         )
         self._waiting = WaitingQueue(make_policy(schedule_policy, seed), cache)
         self._running = RunningBatch(self._admission, self._waiting, cache.page_size)

@@ -13,7 +13,7 @@ from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.scheduler.depth_first import Hanging, depth_first_order
 from radix_jax.scheduler.matches import PrefixMatches, TrackedMatch
 from radix_jax.scheduler.policy import GENERATION_PASSES, KeyParts, Policy, QueueContext, QueueView
-from radix_jax.scheduler.request_state import RequestState, Ticket
+from radix_jax.scheduler.request_state import RequestState, SampleGroup, Ticket
 
 _FEW = 8  # one in so many is moved singly; for more the whole order is gone through
 
@@ -35,8 +35,8 @@ class Standing(NamedTuple):
 class WaitingEntry:
     """A waiting request and what the queue knows of it.
 
-    match: None where nothing is shared. rank: sorts it among the others and ends with the entry itself; None while it
-    has to be made anew.
+    match: None while nothing that is cached serves it. rank: sorts it among the others and ends with the entry itself;
+        None while it has to be made anew.
     """
 
     __slots__ = ("match", "rank", "sequence", "state", "ticket")
@@ -91,7 +91,7 @@ class WaitingQueue:
             TypeError: as `Policy.key`, or what a rule of one's own raises; then nothing is added.
         """
         ticket = ticket or Ticket(self._num_passes, num_prefill_tokens)
-        match = self._matches.track(state, state.num_tokens - 1) if state.group.shares else None
+        match = self._matches.track(state, state.num_tokens - 1) if state.group.reads else None
         entry = WaitingEntry(state, ticket, next(self._sequence), match)
         if self._policy.checked:
             try:
@@ -165,9 +165,20 @@ class WaitingQueue:
         self._unrank_matches(self._matches.note_inserted(state, tokens, version_rise))
         self._computing.note_inserted(state, tokens, version_rise)
 
+    def begin_reading(self, group: SampleGroup) -> None:
+        """The prompt of a request is computed anew: its waiting samples may share that. Allowed while `in_order` runs.
+        Changes nothing for those that read the cache already, or never do."""
+        if group.reads or not group.writes:
+            return
+        group.reads = True
+        entries = [entry for entry in self._entries.values() if entry.state.group is group]
+        for entry in entries:
+            entry.match = self._matches.track(entry.state, entry.state.num_tokens - 1)
+        self._unrank(entries)
+
     def note_computing(self, state: RequestState) -> None:
         """A request runs and will compute more of its prompt in later steps; what it computed so far is in the tree."""
-        if state.group.shares:
+        if state.group.writes:
             self._computing.track(state, state.num_tokens)
 
     def forget_computing(self, request_id: str) -> None:
