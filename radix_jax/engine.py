@@ -1,11 +1,12 @@
 """Engine: the loop plan -> run -> commit. Token ids in, token ids out; it knows no text."""
 
+import math
 import time
 from collections.abc import Callable, Collection, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from radix_jax.cache import PrefixCache
+from radix_jax.cache import HandleError, Pin, PrefixCache
 from radix_jax.config import EngineConfig
 from radix_jax.engine_stats import EngineStats
 from radix_jax.intake import TokenIds, check_bias, check_finish, check_labels, checked_ids, checked_mode, make_requests
@@ -236,6 +237,28 @@ class Engine:
         next(outputs)
         return outputs
 
+    def pin(self, token_ids: TokenIds, *, namespace: Hashable = None, ttl_s: float | None = None) -> Pin:
+        """Keep what is cached of these ids now, in whole pages, until nothing else is left to evict; `cached_len` of
+        the pin says how many tokens that is.
+
+        It ends after `ttl_s` seconds (None: never), with `unpin`, and whenever the cache is emptied.
+
+        Raises:
+            TypeError: the namespace is not hashable.
+            ValueError: more than max_pinned_tokens would be pinned, ttl_s is not above 0, or no flat list of ids.
+        """
+        with self._whole(refusals=(TypeError, ValueError)):
+            return self.cache.tree.pin(token_ids, math.inf if ttl_s is None else ttl_s, time.monotonic(), namespace)
+
+    def unpin(self, pin: Pin) -> None:
+        """Take a pin off.
+
+        Raises:
+            HandleError: it is over, was taken off before, or a step that failed emptied the cache since.
+        """
+        with self._whole(refusals=(HandleError,)):
+            self.cache.tree.unpin(pin)
+
     def flush_cache(self) -> None:
         """Drop all that is cached.
 
@@ -251,6 +274,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counts so far, and the pages of now."""
+        self.cache.tree.expire_pins(time.monotonic())
         return EngineStats.of(self._scheduler, self.ledger)
 
     def check_integrity(self) -> None:

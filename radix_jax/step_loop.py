@@ -45,6 +45,7 @@ class StepLoop:
 
     def step(self, now: float) -> list[RequestState]:
         """Finish one step: the samples that got a token or ended. now: `time.monotonic`."""
+        self._cache.tree.expire_pins(now)
         states = self._scheduler.expire(now)
         states += self._finish_step(now)
         self.drop_surplus()
@@ -91,9 +92,11 @@ class StepLoop:
         config = self._config
         assert config.num_pages is not None
         assert config.max_model_len is not None
+        assert config.max_pinned_tokens is not None
         tree = RadixTree(
             page_size=config.page_size,
             eviction_policy=config.eviction_policy,
+            max_pinned_tokens=config.max_pinned_tokens,
             partial_pages=config.partial_pages,
         )
         cache = PrefixCache(tree, PagePool(config.num_pages))

@@ -49,7 +49,7 @@ class PinnedLast:
     def used(self, node: RadixTreeNode, /) -> None:
         """As EvictionPolicy. Where pins begin on the path, the order of the pinned nodes has its own lowest one."""
         self._order_of(node).used(node)
-        if not node.num_pins:
+        if self._num_tokens and not node.num_pins:
             pinned = next((above for above in _path_up(node) if above.num_pins), None)
             if pinned is not None and not pinned.ref_count:
                 self._pinned.used(pinned)
