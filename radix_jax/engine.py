@@ -4,9 +4,11 @@ import math
 import time
 from collections.abc import Callable, Collection, Generator, Hashable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from radix_jax.cache import HandleError, Pin, PrefixCache
+from radix_jax.cache_file import CacheFiles
 from radix_jax.config import EngineConfig
 from radix_jax.engine_stats import EngineStats
 from radix_jax.intake import TokenIds, check_bias, check_finish, check_labels, checked_ids, checked_mode, make_requests
@@ -66,6 +68,7 @@ class Engine:
             attention_backend=config.attention_backend,
         )
         self._loop = StepLoop(config, self._buckets, self._runner)
+        self._cache_files = CacheFiles(config, self._runner)
         if config.warmup == "full":
             self.warm_up()
 
@@ -142,8 +145,7 @@ class Engine:
         check_labels(namespace, priority, routing_key)
         if self._recorder is not None:
             self._recorder.check(namespace)
-        if self._closed:
-            raise RuntimeError("the engine is closed; make a new one")
+        self._check_open()
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"sampling is a {type(sampling).__name__}; give SamplingParams, or None for its defaults")
         sampling = sampling or SamplingParams()
@@ -265,12 +267,36 @@ class Engine:
         Raises:
             RuntimeError: requests are unfinished and hold cached pages.
         """
-        if self._scheduler.has_unfinished:
-            raise RuntimeError(
-                f"{self._scheduler.num_running} running and {self._scheduler.num_waiting} waiting requests use the "
-                "cache; finish or abort them first"
-            )
+        self._check_idle()
         self.cache.reset()
+
+    def save_cache(self, path: str | Path) -> int:
+        """Write what is cached to one file, for `load_cache`; returns the tokens. Prefixes of namespaces that JSON has
+        no form for are left out and counted in the log; so are partial pages, pins and hits.
+
+        Raises:
+            RuntimeError: requests are unfinished, or the engine is closed.
+            OSError: the file can't be written; what was there before still is.
+        """
+        self._check_open()
+        self._check_idle()
+        return self._cache_files.save(self.cache, Path(path))
+
+    def load_cache(self, path: str | Path) -> int:
+        """Take in what `save_cache` wrote and is not cached, as far as pages are free; returns the tokens. What is left
+        for want of pages, the least recently used, is counted in the log.
+
+        Raises:
+            RuntimeError: as `save_cache`. OSError: the file can't be read.
+            ValueError: it is damaged, of another model, page_size, kv_dtype or layout, or this engine has no prefix
+                cache. Nothing is changed then.
+        """
+        self._check_open()
+        self._check_idle()
+        if not self._config.enable_prefix_cache:
+            raise ValueError("enable_prefix_cache=False: nothing that is loaded would serve anybody; leave it out")
+        with self._whole(refusals=(ValueError, OSError)):
+            return self._cache_files.load(self.cache, Path(path))
 
     def stats(self) -> EngineStats:
         """Counts so far, and the pages of now."""
@@ -292,6 +318,17 @@ class Engine:
         self._outputs.clear()
         if self._recorder is not None:
             self._recorder.end_all()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the engine is closed; make a new one")
+
+    def _check_idle(self) -> None:
+        if self._scheduler.has_unfinished:
+            raise RuntimeError(
+                f"{self._scheduler.num_running} running and {self._scheduler.num_waiting} waiting requests use the "
+                "cache; finish or abort them first"
+            )
 
     @property
     def _scheduler(self) -> Scheduler:

@@ -129,6 +129,14 @@ class LLM:
         """Drop all that is cached."""
         self._engine.flush_cache()
 
+    def save_cache(self, path: str | Path) -> int:
+        """As `Engine.save_cache`."""
+        return self._engine.save_cache(path)
+
+    def load_cache(self, path: str | Path) -> int:
+        """As `Engine.load_cache`."""
+        return self._engine.load_cache(path)
+
     def close(self) -> None:
         """Give the memory back; the LLM is of no use afterwards."""
         self._engine.close()

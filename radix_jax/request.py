@@ -282,7 +282,7 @@ class RecordedRequest:
             fields[name] = _recorded_ids(name, fields[name])
         if not len(fields["token_ids"]):
             raise ValueError("token_ids is empty; a request has a prompt")
-        fields["namespace"] = _as_hashable(fields["namespace"])
+        fields["namespace"] = namespace_of_json(fields["namespace"])
         return cls(**fields)
 
 
@@ -331,10 +331,14 @@ def _recorded_ids(name: str, ids: object) -> np.ndarray:
     return np.array(ids, np.int32)
 
 
-def _as_hashable(value: object) -> Hashable:
-    """A namespace as it was before JSON made lists of its tuples."""
+def namespace_of_json(value: object) -> Hashable:
+    """A namespace as it was before JSON made lists of its tuples.
+
+    Raises:
+        ValueError: an object, which no namespace becomes.
+    """
     if isinstance(value, list):
-        return tuple(map(_as_hashable, value))
+        return tuple(map(namespace_of_json, value))
     if isinstance(value, dict):
         raise ValueError(f"namespace {value!r} is an object; it is a bool, number or string, or a list of such")
     return value  # type: ignore[return-value]
