@@ -233,8 +233,6 @@ class Scheduler:
             self._ratio.count_decode_steps(plan.num_steps)
         for row in plan.rows[: plan.num_prompt_rows]:
             state = self._running.state_of(row)
-            if state is not None and self._running.share(state, row.end):
-                self._prefill.retry()
             if state is not None and row.samples and not state.num_outputs:
                 self._timelines.note(state.request_id, "first token")
         changed = []
