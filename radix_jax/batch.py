@@ -23,6 +23,7 @@ class Serves(Protocol):
         *,
         finish_check: FinishCheck | None = None,
         namespace: Hashable = None,
+        cache: str = "use",
     ) -> str:
         """Queue a request."""
         ...

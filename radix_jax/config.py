@@ -101,6 +101,7 @@ class EngineConfig:
         `radix_jax.cache.eviction_rules.make_policy` has the exact rules. In Python also a function of a NodeView: the
         smallest result first.
     enable_prefix_cache: False computes every prompt in full.
+    max_pinned_tokens: that `Engine.pin` may keep, what pins have in common counted once; None is half of the pool.
     dtype: of the weights; None is float32 on CPU, float16 on GPUs below compute capability 8.0 and bfloat16 on other
         accelerators.
     kv_dtype: of the pool; None is float32 on CPU and dtype on accelerators. A float8 pool holds K and V as they are,
@@ -139,6 +140,7 @@ class EngineConfig:
     schedule_policy: str | Callable[..., Any] = "lpm"
     eviction_policy: str | Callable[..., Any] = "reuse-rate"
     enable_prefix_cache: bool = True
+    max_pinned_tokens: int | None = None
     dtype: str | None = None
     kv_dtype: str | None = None
     attention_backend: str = "auto"
@@ -157,6 +159,8 @@ class EngineConfig:
             check_int("num_pages", self.num_pages, at_least=2)
         if self.max_model_len is not None:
             check_int("max_model_len", self.max_model_len, at_least=2)
+        if self.max_pinned_tokens is not None:
+            check_int("max_pinned_tokens", self.max_pinned_tokens, at_least=0)
         if self.kv_memory_fraction is not None:
             if self.num_pages is not None:
                 raise ValueError("num_pages and kv_memory_fraction both size the pool; give one of them")

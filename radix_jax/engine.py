@@ -1,18 +1,20 @@
 """Engine: the loop plan -> run -> commit. Token ids in, token ids out; it knows no text."""
 
+import math
 import time
-from collections.abc import Collection, Generator, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Hashable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
-from radix_jax.cache import PrefixCache
+from radix_jax.cache import HandleError, Pin, PrefixCache, of_weights
+from radix_jax.cache_file import CacheFiles
 from radix_jax.config import EngineConfig
 from radix_jax.engine_stats import EngineStats
 from radix_jax.held_prefix import HeldPrefix, HeldPrefixes
-from radix_jax.intake import TokenIds, check_labels, checked_ids, checked_sampling, make_requests
+from radix_jax.intake import Intake, TokenIds, check_labels
 from radix_jax.models.base import ModelParams
 from radix_jax.models.registry import params_of
 from radix_jax.new_params import fitting_params
@@ -22,7 +24,7 @@ from radix_jax.request import FinishCheck, RequestOutput, SamplingParams
 from radix_jax.rollouts import Rollouts, rollout, score
 from radix_jax.runner import CompileLedger, Runner, keep_engine_compiles, resolve_config
 from radix_jax.scheduler import Explanation, NoRoom, OnUpdate, QueueFull, RequestState, Scheduler, check_on_update
-from radix_jax.step_loop import StepLoop
+from radix_jax.step_loop import StepLoop, whole
 from radix_jax.streaming import stream_request
 
 
@@ -47,14 +49,14 @@ class Engine:
     ) -> None:
         model_params = params_of(model, params)
         self._config = config = resolve_config(config or EngineConfig(), model_params)
-        self._vocab_size: int = model_params.config.vocab_size
-        self._eos_token_ids = frozenset(eos_token_ids)
+        self._intake = Intake(config, model_params.config.vocab_size, eos_token_ids)
         self._num_requests = 0
         self._recorder = None if config.record is None else Recorder(config.record, time.monotonic())
         self._outputs = Outputs()
         keep_engine_compiles(config.compile_cache_dir)
         self._loop = StepLoop(config, model_params)
         self._runner = self._loop.runner
+        self._cache_files = CacheFiles(config, self._runner)
         self._held = HeldPrefixes(self, shares=config.enable_prefix_cache)
         if config.warmup == "full":
             self.warm_up()
@@ -87,7 +89,7 @@ class Engine:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Ids that end a request unless it ignores them."""
-        return self._eos_token_ids
+        return self._intake.eos_token_ids
 
     def warm_up(self) -> None:
         """Compile every bucket, those of page copies and sampler rows included, so that no later step has to."""
@@ -100,14 +102,17 @@ class Engine:
         *,
         finish_check: FinishCheck | None = None,
         namespace: Hashable = None,
+        cache: str = "use",
         priority: int = 0,
         routing_key: Hashable = None,
     ) -> str:
         """Queue a request, with all its samples, and return its id.
 
         token_ids: the prompt, at least one id. finish_check: may end a sample, whenever it got tokens; later ones, of a
-        step that is under way, are dropped. namespace: KV is shared inside one namespace alone. priority: higher ones
-        go first, and may take the place of lower ones. routing_key: what schedule_policy "routing-key" groups by.
+        step that is under way, are dropped. namespace: KV is shared inside one namespace alone. cache: "use" what is
+        cached, and cache what is computed; "read" leaves nothing behind; "write" computes all anew; "off" does neither
+        (docs/cache_control.md). priority: higher ones go first, and may take the place of lower ones. routing_key: what
+        schedule_policy "routing-key" groups by.
 
         max_tokens is cut to the room that the context leaves; None takes all that context and pool leave. An interrupt
         half-way is one of a step: every request is dropped and the cache emptied.
@@ -116,35 +121,29 @@ class Engine:
             TypeError: token_ids are no ints, sampling is no SamplingParams, finish_check is no function, priority is no
                 int, namespace or routing_key are not hashable, or the namespace can't be recorded.
             ValueError: no ids, ids outside the vocabulary, in logit_bias too, a prompt or output that context or pool
-                can't hold, stop strings without a finish_check, more samples than max_queued_requests, or a priority
-                that takes more than 64 bits.
+                can't hold, stop strings without a finish_check, another `cache` than those four, more samples than
+                max_queued_requests, or a priority that takes more than 64 bits.
             QueueFull: with its samples, more than max_queued_requests would wait.
             RuntimeError: the engine is closed or asleep.
         """
         check_labels(namespace, priority, routing_key)
         if self._recorder is not None:
             self._recorder.check(namespace)
-        self._loop.check_open()
-        self._loop.check_awake()
-        sampling = checked_sampling(sampling, finish_check, self._vocab_size)
-        requests = make_requests(
-            checked_ids(token_ids, self._vocab_size, self._loop.max_model_len),
+        self._loop.check_ready()
+        requests = self._intake.make_requests(
+            self._num_requests,
+            token_ids,
             sampling,
-            number=self._num_requests,
-            max_len=self._loop.max_model_len,
-            pool_len=self._loop.pool_len,
-            eos_token_ids=self._eos_token_ids,
-            engine_seed=self._config.seed,
             finish_check=finish_check,
             namespace=namespace,
+            cache=cache,
             priority=priority,
             routing_key=routing_key,
         )
-        with self._whole(refusals=(TypeError, ValueError, QueueFull)):
+        with whole(self._start_over, (TypeError, ValueError, QueueFull)):
             states = self._scheduler.add_samples(requests, time.monotonic())
             if self._recorder is not None:
-                for state in states:
-                    self._recorder.begin(state)
+                self._recorder.begin(states)
             self._num_requests += 1
             return self._outputs.begin(states)
 
@@ -165,7 +164,7 @@ class Engine:
         if kept := self._outputs.take_kept():
             return kept
         self._loop.check_awake()
-        with self._held.named(), self._whole(refusals=(NoRoom,)):
+        with self._held.named(), whole(self._start_over, (NoRoom,)):
             return self._give_out(self._loop.step(time.monotonic()))
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -176,7 +175,7 @@ class Engine:
         """
         if request_id not in self._outputs:
             return None
-        with self._whole():
+        with whole(self._start_over):
             now, states = time.monotonic(), self._outputs.states(request_id)
             aborted = [self._scheduler.abort(state.request_id, now) for state in states]
             self._loop.drop_surplus()
@@ -210,6 +209,7 @@ class Engine:
         *,
         finish_check: FinishCheck | None = None,
         namespace: Hashable = None,
+        cache: str = "use",
     ) -> Generator[RequestOutput, None, None]:
         """The states of one request, token by token.
 
@@ -217,7 +217,7 @@ class Engine:
         aborts the request. Raises as `add_request`, on the call; and RuntimeError where the request was dropped, by a
         step of another stream that failed or since the engine was closed.
         """
-        outputs = stream_request(self, self._outputs, token_ids, sampling, finish_check, namespace)
+        outputs = stream_request(self, self._outputs, token_ids, sampling, finish_check, namespace, cache)
         next(outputs)
         return outputs
 
@@ -263,20 +263,54 @@ class Engine:
         """
         check_labels(namespace, 0, None)
         self._loop.check_open()
-        return self._held.hold(checked_ids(token_ids, self._vocab_size, self._loop.max_model_len), namespace)
+        return self._held.hold(self._intake.checked_ids(token_ids), namespace)
 
-    def flush_cache(self) -> None:
-        """Drop all that is cached.
+    def pin(self, token_ids: TokenIds, *, namespace: Hashable = None, ttl_s: float | None = None) -> Pin:
+        """Keep what is cached of these ids now, in whole pages (its `cached_len`), until nothing else is left to evict.
+
+        It ends after `ttl_s` seconds (None: never), with `unpin` or new weights, and when the cache is emptied.
 
         Raises:
-            RuntimeError: requests are unfinished and hold cached pages, or prefixes are held.
+            TypeError: the namespace is not hashable. ValueError: more than max_pinned_tokens would be pinned, ttl_s is
+                not above 0, or no flat list of ids. RuntimeError: the engine is closed or asleep.
         """
+        self._loop.check_ready()
+        namespace, ttl = of_weights(namespace, self.weight_version), math.inf if ttl_s is None else ttl_s
+        with whole(self._start_over, (TypeError, ValueError)):
+            return self.cache.tree.pin(token_ids, ttl, time.monotonic(), namespace)
+
+    def unpin(self, pin: Pin) -> None:
+        """Take a pin off. Raises HandleError where it is over, was taken off before, or a failed step ended it."""
+        with whole(self._start_over, (HandleError,)):
+            self.cache.tree.unpin(pin)
+
+    def save_cache(self, path: str | Path) -> int:
+        """Write what is cached, of the weights of now, to one file, for `load_cache`; returns the tokens.
+
+        Raises:
+            RuntimeError: requests are unfinished, or the engine is closed or asleep.
+            OSError: the file can't be written; what was there before still is.
+        """
+        self._loop.check_ready()
+        self._loop.check_idle()
+        return self._cache_files.save(self.cache, Path(path))
+
+    def load_cache(self, path: str | Path) -> int:
+        """Take in what `save_cache` wrote and is not cached, as far as pages are free; returns the tokens.
+
+        Raises:
+            RuntimeError: as `save_cache`. OSError: the file can't be read.
+            ValueError: it is damaged or not of this engine's model, weights and settings, or there is no prefix cache.
+        """
+        self._loop.check_ready()
+        self._loop.check_idle()
+        with whole(self._start_over, (ValueError, OSError)):
+            return self._cache_files.load(self.cache, Path(path))
+
+    def flush_cache(self) -> None:
+        """Drop all that is cached. Raises RuntimeError while requests are unfinished, or prefixes are held."""
         self._held.check_none()
-        if self._scheduler.has_unfinished:
-            raise RuntimeError(
-                f"{self._scheduler.num_running} running and {self._scheduler.num_waiting} waiting requests use the "
-                "cache; finish or abort them first"
-            )
+        self._loop.check_idle()
         self.cache.reset()
 
     @property
@@ -305,17 +339,14 @@ class Engine:
         self._loop.check_open()
         placed = fitting_params(self._runner.params, params, self._runner.place)
         self._scheduler.check_update(on_update)
-        with self._whole():
+        with whole(self._start_over):
             self._held.end_all("the weights were updated", unlock=True)
             self._outputs.keep(self._give_out(self._loop.update_params(placed, on_update, time.monotonic())))
 
     def sleep(self) -> None:
         """Give the device memory of pool and sampler state to others, until `wake`; what is cached is dropped. The
-        params stay where they are, since they are the caller's: `update_params` works meanwhile. Twice is once.
-
-        Raises:
-            RuntimeError: the engine is closed, or requests are unfinished.
-        """
+        params stay where they are, since they are the caller's: `update_params` works meanwhile. Twice is once. Raises
+        RuntimeError where the engine is closed, or requests are unfinished."""
         self._loop.check_open()
         if self._outputs.num_kept:
             raise RuntimeError(f"{self._outputs.num_kept} outputs wait for the next step(); take them first")
@@ -324,32 +355,23 @@ class Engine:
 
     def wake(self) -> None:
         """Make pool and sampler state anew, empty; nothing is compiled. Where memory is short it stays asleep. Awake:
-        nothing.
-
-        Raises:
-            RuntimeError: the engine is closed.
-        """
+        nothing. Raises RuntimeError where the engine is closed."""
         self._loop.check_open()
         self._runner.wake()
 
     def stats(self) -> EngineStats:
         """Counts so far, and the pages of now."""
+        self.cache.tree.expire_pins(time.monotonic())
         return EngineStats.of(self._scheduler, self.ledger)
 
     def check_integrity(self) -> None:
-        """Prove the invariants of scheduler, tree, pool and held prefixes.
-
-        Raises:
-            AssertionError: what is off.
-        """
+        """Prove the invariants of scheduler, tree, pool and held prefixes. Raises AssertionError: what is off."""
         self._held.check_integrity()
         self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """Drop every request and give the pool's memory back; the engine is of no use afterwards.
-
-        Prefixes that are still held then are told of in a ResourceWarning.
-        """
+        """Drop every request and give the pool's memory back; the engine is of no use afterwards. Prefixes that are
+        still held then are told of in a ResourceWarning."""
         self._held.close()
         self._loop.close()
         self._outputs.clear()
@@ -359,23 +381,6 @@ class Engine:
     @property
     def _scheduler(self) -> Scheduler:
         return self._loop.scheduler
-
-    @contextmanager
-    def _whole(self, refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Nothing half done: where it raises or is interrupted inside, every request is dropped and the cache emptied.
-
-        refusals: what is raised while nothing has changed yet.
-        """
-        done = False
-        try:
-            yield
-            done = True
-        except refusals:
-            done = True
-            raise
-        finally:
-            if not done:
-                self._start_over()
 
     def _start_over(self) -> None:
         self._held.end_all("a step failed, which emptied the cache", unlock=False)
@@ -387,7 +392,5 @@ class Engine:
     def _give_out(self, changed: list[RequestState]) -> list[RequestOutput]:
         """States of the requests of these samples."""
         if self._recorder is not None:
-            for state in changed:
-                if state.finish_reason is not None:
-                    self._recorder.end(state.request_id)
+            self._recorder.end_finished(changed)
         return self._outputs.of(changed)

@@ -14,6 +14,7 @@ class EngineStats:
     num_prefill_tokens: prompt tokens computed, after a retraction known outputs too.
     num_evicted_tokens: cached tokens given up for room.
     num_free_pages, num_evictable_pages, num_protected_pages: now; private pages of running requests are in none.
+    num_pinned_tokens: cached tokens under a pin now, each counted once.
     num_running, num_waiting: now, each sample of a request counted.
     num_retractions: times that a running sample lost its pages and waited again. num_timed_out: requests ended by a
         time-out.
@@ -30,6 +31,7 @@ class EngineStats:
     num_free_pages: int
     num_evictable_pages: int
     num_protected_pages: int
+    num_pinned_tokens: int
     num_running: int
     num_waiting: int
     num_retractions: int
@@ -56,6 +58,7 @@ class EngineStats:
             num_free_pages=cache.pool.num_free,
             num_evictable_pages=cache.num_evictable,
             num_protected_pages=cache.num_protected,
+            num_pinned_tokens=cache.tree.pinned_size,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_retractions=counts.num_retractions,

@@ -7,7 +7,8 @@ import numpy as np
 from jaxtyping import Int32
 
 from radix_jax.cache.keys import namespace_key
-from radix_jax.request import FinishCheck, Request, SamplingParams
+from radix_jax.config import EngineConfig
+from radix_jax.request import CACHE_MODES, CacheMode, FinishCheck, Request, SamplingParams
 
 TokenIds = Sequence[int] | np.ndarray
 
@@ -83,6 +84,17 @@ def check_labels(namespace: Any, priority: Any, routing_key: Any) -> None:
     namespace_key(namespace)
 
 
+def checked_mode(cache: Any) -> CacheMode:
+    """`cache` as one of the four.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if cache not in CACHE_MODES:
+        raise ValueError(f"cache={cache!r} is not one of {', '.join(map(repr, CACHE_MODES))}")
+    return cache
+
+
 def _check_finish(sampling: SamplingParams, finish_check: Any) -> None:
     """Refuse what could not end a request as asked.
 
@@ -100,48 +112,72 @@ def _check_finish(sampling: SamplingParams, finish_check: Any) -> None:
         )
 
 
-def make_requests(
-    token_ids: Int32[np.ndarray, " T"],
-    sampling: SamplingParams,
-    *,
-    number: int,
-    max_len: int,
-    pool_len: int,
-    eos_token_ids: Collection[int],
-    engine_seed: int,
-    finish_check: FinishCheck | None = None,
-    namespace: Hashable = None,
-    priority: int = 0,
-    routing_key: Hashable = None,
-) -> list[Request]:
-    """The samples of the `number`-th request of an engine.
+class Intake:
+    """Makes the requests of one engine.
 
-    max_len, pool_len: tokens that context and pool hold. max_tokens is cut to what the prompt leaves of the context;
-    None takes all that it leaves of both. A request without a seed gets one from the engine's, for all its samples.
+    config: with all that was left open filled in. eos_token_ids: ids that end a request unless it ignores them.
     """
-    room = max_len - len(token_ids)
-    pool_room = pool_len + 1 - len(token_ids)  # the last output token needs no KV
-    max_tokens = max(1, min(room, pool_room)) if sampling.max_tokens is None else min(sampling.max_tokens, room)
-    seed = sampling.seed
-    if seed is None:
-        seed = int(np.random.SeedSequence([engine_seed, number]).generate_state(1, np.uint64)[0])
-    stop_ids = frozenset(sampling.stop_token_ids or ())
-    if not sampling.ignore_eos:
-        stop_ids |= frozenset(eos_token_ids)
-    return [
-        Request(
-            request_id=f"{number}.{index}" if index else str(number),
-            token_ids=token_ids,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop_ids=stop_ids,
-            seed=seed,
-            arrival=number,
-            sample_index=index,
-            finish_check=finish_check,
-            namespace=namespace,
-            priority=priority,
-            routing_key=routing_key,
-        )
-        for index in range(sampling.n)
-    ]
+
+    def __init__(self, config: EngineConfig, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        assert config.max_model_len is not None
+        assert config.num_pages is not None
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self._vocab_size = vocab_size
+        self._max_len = config.max_model_len
+        self._pool_len = (config.num_pages - 1) * config.page_size
+        self._seed = config.seed
+
+    def checked_ids(self, token_ids: Any) -> Int32[np.ndarray, " T"]:
+        """A prompt as int32 of its own; raises as `checked_ids`."""
+        return checked_ids(token_ids, self._vocab_size, self._max_len)
+
+    def make_requests(
+        self,
+        number: int,
+        token_ids: Any,
+        sampling: Any = None,
+        *,
+        finish_check: FinishCheck | None = None,
+        namespace: Hashable = None,
+        cache: str = "use",
+        priority: int = 0,
+        routing_key: Hashable = None,
+    ) -> list[Request]:
+        """The samples of the `number`-th request, checked as far as that needs no scheduler; labels are checked before.
+
+        max_tokens is cut to what the prompt leaves of the context; None takes all that it leaves of context and pool.
+        A request without a seed gets one from the engine's, for all its samples.
+
+        Raises:
+            TypeError, ValueError: as `checked_sampling`, `checked_ids` and `checked_mode`.
+        """
+        sampling = checked_sampling(sampling, finish_check, self._vocab_size)
+        ids = self.checked_ids(token_ids)
+        mode = checked_mode(cache)
+        room = self._max_len - len(ids)
+        pool_room = self._pool_len + 1 - len(ids)  # the last output token needs no KV
+        max_tokens = max(1, min(room, pool_room)) if sampling.max_tokens is None else min(sampling.max_tokens, room)
+        seed = sampling.seed
+        if seed is None:
+            seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1, np.uint64)[0])
+        stop_ids = frozenset(sampling.stop_token_ids or ())
+        if not sampling.ignore_eos:
+            stop_ids |= self.eos_token_ids
+        return [
+            Request(
+                request_id=f"{number}.{index}" if index else str(number),
+                token_ids=ids,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                stop_ids=stop_ids,
+                seed=seed,
+                arrival=number,
+                sample_index=index,
+                finish_check=finish_check,
+                namespace=namespace,
+                cache=mode,
+                priority=priority,
+                routing_key=routing_key,
+            )
+            for index in range(sampling.n)
+        ]

@@ -84,12 +84,13 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        cache: str = "use",
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """One RequestOutput a prompt, in the order of the prompts.
 
-        prompts: text, token ids, or a list of either. sampling_params: one for all, or one each. use_tqdm: show a
-        progress bar on a terminal when it takes long.
+        prompts: text, token ids, or a list of either. sampling_params: one for all, or one each. cache: "use", "off",
+        "read" or "write", as in `Engine.add_request`. use_tqdm: show a progress bar on a terminal when it takes long.
 
         A prompt that can't be served is refused by itself: its output has `error` set and no completions, the others
         are served. If no prompt can be served, the error is raised. An interrupt aborts what is unfinished.
@@ -102,24 +103,25 @@ class LLM:
         each = _one_each(SamplingParams() if sampling_params is None else sampling_params, len(listed))
         texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
         encoders = [functools.partial(self._encode, prompt) for prompt in listed]
-        return self._run(encoders, texts, each, use_tqdm)
+        return self._run(encoders, texts, each, cache, use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        cache: str = "use",
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, put through the model's own chat template.
 
-        sampling_params: as in `generate`, but None answers up to the end of the context. Refusals as in `generate`.
+        sampling_params: as in `generate`, but None answers up to the end of the context. cache, refusals: as there.
         """
         several = isinstance(messages, Sequence) and messages and not isinstance(messages[0], dict)
         talks: list[Any] = list(messages) if several else [messages]
         each = _one_each(SamplingParams(max_tokens=None) if sampling_params is None else sampling_params, len(talks))
         encoders = [functools.partial(self._encode_chat, talk) for talk in talks]
-        return self._run(encoders, [None] * len(talks), each, use_tqdm)
+        return self._run(encoders, [None] * len(talks), each, cache, use_tqdm)
 
     def rollout(
         self,
@@ -168,6 +170,14 @@ class LLM:
         """Take the memory back; as `Engine.wake`."""
         self._engine.wake()
 
+    def save_cache(self, path: str | Path) -> int:
+        """As `Engine.save_cache`."""
+        return self._engine.save_cache(path)
+
+    def load_cache(self, path: str | Path) -> int:
+        """As `Engine.load_cache`."""
+        return self._engine.load_cache(path)
+
     def close(self) -> None:
         """Give the memory back; the LLM is of no use afterwards."""
         self._engine.close()
@@ -189,6 +199,7 @@ class LLM:
         encoders: list[Callable[[], Any]],
         texts: list[str | None],
         sampling_params: list[SamplingParams],
+        cache: str,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         """Add what can be served, step until it is done, and put outputs and refusals in the order of the prompts."""
@@ -208,7 +219,7 @@ class LLM:
             for i, (encode, params) in enumerate(zip(encoders, sampling_params, strict=True)):
                 try:
                     stop_texts[i] = self._stop_texts(params)
-                    places[self._add(encode(), params, stop_texts[i], collect)] = i
+                    places[self._add(encode(), params, cache, stop_texts[i], collect)] = i
                 except ValueError as refusal:
                     refusals.append(refusal)
                     outputs[i] = _refused(refusal, texts[i])
@@ -228,12 +239,18 @@ class LLM:
         return [output for output in outputs if output is not None]
 
     def _add(
-        self, token_ids: Any, sampling: SamplingParams, stop_texts: list[StopText], step: Callable[[], None]
+        self,
+        token_ids: Any,
+        sampling: SamplingParams,
+        cache: str,
+        stop_texts: list[StopText],
+        step: Callable[[], None],
     ) -> str:
         """Add a request, if need be after steps that make room in a full queue."""
         while True:
             try:
-                return self._engine.add_request(token_ids, sampling, finish_check=_finish_check(stop_texts))
+                finish_check = _finish_check(stop_texts)
+                return self._engine.add_request(token_ids, sampling, finish_check=finish_check, cache=cache)
             except QueueFull:
                 step()
 

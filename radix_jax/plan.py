@@ -9,7 +9,7 @@ from jaxtyping import Float32, Int32
 from radix_jax.request import Request
 
 StepKind = Literal["prefill", "decode", "mixed"]
-BucketKind = Literal["prefill", "decode", "copy", "sampler"]
+BucketKind = Literal["prefill", "decode", "copy", "sampler", "read", "write"]
 MIN_ROWS = 8
 MIN_PREFILL_TOKENS = 64
 _NO_IDS = np.empty(0, np.int32)
@@ -37,7 +37,7 @@ class Bucket:
     """The padded shape of a step, or of what comes in front of it: one compiled program a bucket.
 
     num_tokens: T, num_rows: B, num_pages: P, page-table entries a row. Copies: one page a row, no token computed.
-    Sampler: the sampler's row of one request is filled.
+    Sampler: the sampler's row of one request is filled. Read, write: so many pages are carried out of the pool, or in.
     """
 
     kind: BucketKind

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 from radix_jax.request import RecordedRequest
@@ -50,9 +50,9 @@ class Recorder:
                 "of such, or leave `record` out"
             ) from error
 
-    def begin(self, state: RequestState) -> None:
-        """A request came."""
-        self._unfinished[state.request_id] = state
+    def begin(self, states: Sequence[RequestState]) -> None:
+        """A request came, of these samples."""
+        self._unfinished |= {state.request_id: state for state in states}
 
     def end(self, request_id: str) -> None:
         """A request ended, or was dropped."""
@@ -67,6 +67,12 @@ class Recorder:
             priority=request.priority,
         )
         self._write(record.to_json() + "\n")
+
+    def end_finished(self, states: Sequence[RequestState]) -> None:
+        """Of these, record those that ended."""
+        for state in states:
+            if state.finish_reason is not None:
+                self.end(state.request_id)
 
     def end_all(self) -> None:
         """All that is unfinished was dropped."""

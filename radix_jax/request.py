@@ -5,13 +5,15 @@ import math
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from radix_jax.config import check_int
 
 FinishReason = Literal["stop", "length", "abort"]
+CacheMode = Literal["use", "off", "read", "write"]
+CACHE_MODES: tuple[CacheMode, ...] = get_args(CacheMode)
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 
@@ -129,6 +131,8 @@ class Request:
     finish_check: may end the sample, beside `stop_ids` and the length; at the same token a stop id comes first.
     arrival: rises by one with each request of an engine; its samples share it.
     namespace: KV is shared only inside one namespace; any hashable value.
+    cache: whether what is cached serves it ("use", "read"), and whether what it computes is cached ("use", "write").
+        The samples of a request share what they compute, but for "read".
     priority: higher ones go first. routing_key: of requests that like to run together; any hashable value.
     needs_values: the step after a token of this request is planned only once that token's value is known.
     """
@@ -143,6 +147,7 @@ class Request:
     sample_index: int = 0
     finish_check: FinishCheck | None = None
     namespace: Hashable = None
+    cache: CacheMode = "use"
     priority: int = 0
     routing_key: Hashable = None
     needs_values: bool = False
@@ -286,7 +291,7 @@ class RecordedRequest:
             fields[name] = _recorded_ids(name, fields[name])
         if not len(fields["token_ids"]):
             raise ValueError("token_ids is empty; a request has a prompt")
-        fields["namespace"] = _as_hashable(fields["namespace"])
+        fields["namespace"] = namespace_of_json(fields["namespace"])
         return cls(**fields)
 
 
@@ -335,10 +340,14 @@ def _recorded_ids(name: str, ids: object) -> np.ndarray:
     return np.array(ids, np.int32)
 
 
-def _as_hashable(value: object) -> Hashable:
-    """A namespace as it was before JSON made lists of its tuples."""
+def namespace_of_json(value: object) -> Hashable:
+    """A namespace as it was before JSON made lists of its tuples.
+
+    Raises:
+        ValueError: an object, which no namespace becomes.
+    """
     if isinstance(value, list):
-        return tuple(map(_as_hashable, value))
+        return tuple(map(namespace_of_json, value))
     if isinstance(value, dict):
         raise ValueError(f"namespace {value!r} is an object; it is a bool, number or string, or a list of such")
     return value  # type: ignore[return-value]

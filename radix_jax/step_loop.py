@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -15,19 +17,34 @@ from radix_jax.scheduler import Buckets, NoRoom, OnUpdate, RequestState, Schedul
 _LOG = logging.getLogger("radix_jax")
 
 
+@contextmanager
+def whole(start_over: Callable[[], None], refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Nothing half done: where it raises or is interrupted inside, `start_over` is called.
+
+    refusals: what is raised while nothing has changed yet.
+    """
+    done = False
+    try:
+        yield
+        done = True
+    except refusals:
+        done = True
+        raise
+    finally:
+        if not done:
+            start_over()
+
+
 class StepLoop:
     """Scheduler, cache and runner of an engine, kept in step.
 
     config: with all that was left open filled in.
-    max_model_len, pool_len: tokens that a context and the pool hold.
     """
 
     def __init__(self, config: EngineConfig, params: ModelParams) -> None:
         assert config.num_pages is not None
         assert config.max_model_len is not None
         self._config = config
-        self.max_model_len = config.max_model_len
-        self.pool_len = (config.num_pages - 1) * config.page_size
         self._buckets = Buckets(
             page_size=config.page_size,
             max_model_len=config.max_model_len,
@@ -80,6 +97,7 @@ class StepLoop:
         Raises:
             NoRoom: as `Scheduler.plan`, where nobody's time was over; nothing was changed.
         """
+        self._cache.tree.expire_pins(now)
         states = self._scheduler.expire(now)
         try:
             states += self._finish_step(now)
@@ -127,6 +145,19 @@ class StepLoop:
         if self._runner.is_asleep:
             raise RuntimeError("the engine is asleep and has no memory for KV; call wake() first")
 
+    def check_ready(self) -> None:
+        """Raise RuntimeError if it is closed or there is no pool now."""
+        self.check_open()
+        self.check_awake()
+
+    def check_idle(self) -> None:
+        """Raise RuntimeError if requests are unfinished."""
+        if self._scheduler.has_unfinished:
+            raise RuntimeError(
+                f"{self._scheduler.num_running} running and {self._scheduler.num_waiting} waiting requests use the "
+                "cache; finish or abort them first"
+            )
+
     def close(self) -> None:
         """Drop every request and give the device's memory back."""
         self._is_closed = True
@@ -158,9 +189,11 @@ class StepLoop:
         config = self._config
         assert config.num_pages is not None
         assert config.max_model_len is not None
+        assert config.max_pinned_tokens is not None
         tree = RadixTree(
             page_size=config.page_size,
             eviction_policy=config.eviction_policy,
+            max_pinned_tokens=config.max_pinned_tokens,
             partial_pages=config.partial_pages,
         )
         cache = PrefixCache(tree, PagePool(config.num_pages))

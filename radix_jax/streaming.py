@@ -15,12 +15,13 @@ def stream_request(
     sampling: SamplingParams | None,
     finish_check: FinishCheck | None,
     namespace: Hashable,
+    cache: str,
 ) -> Generator[Any, None, None]:
     """The states of one request, after one None: closing a generator that has not begun ends nothing.
 
     all_outputs: of the engine.
     """
-    request_id = engine.add_request(token_ids, sampling, finish_check=finish_check, namespace=namespace)
+    request_id = engine.add_request(token_ids, sampling, finish_check=finish_check, namespace=namespace, cache=cache)
     try:
         outputs = all_outputs.open_stream(request_id)
         yield None

@@ -1,4 +1,4 @@
-"""Write new keys and values into the page pool, and copy pages inside it."""
+"""Write new keys and values into the page pool, copy pages inside it, and carry pages out of it and into it."""
 
 import jax
 import jax.numpy as jnp
@@ -85,11 +85,27 @@ def copy_pages(
     All sources are read before any target is written. Targets differ from each other; those that are no page of a layer
     are padding and dropped. Updates in place when the pool is donated.
     """
+    copied = kv_pages.at[_rows(kv_pages, sources, num_layers)].get(mode="promise_in_bounds")
+    return kv_pages.at[_rows(kv_pages, targets, num_layers)].set(copied, mode="drop", unique_indices=True)
+
+
+def read_pages(kv_pages: KVPool, pages: Int32[jax.Array, " C"], *, num_layers: int) -> Float[jax.Array, "C L K W"]:
+    """What pages hold, of every layer."""
+    return kv_pages.at[_rows(kv_pages, pages, num_layers).T].get(mode="promise_in_bounds")
+
+
+def write_pages(
+    kv_pages: KVPool, pages: Int32[jax.Array, " C"], values: Float[jax.Array, "C L K W"], *, num_layers: int
+) -> KVPool:
+    """The pool with pages of every layer set to values[c]. Pages as the targets of `copy_pages`, padding too. Updates
+    in place when the pool is donated."""
+    return kv_pages.at[_rows(kv_pages, pages, num_layers).T].set(values, mode="drop", unique_indices=True)
+
+
+def _rows(kv_pages: KVPool, pages: Int32[jax.Array, " C"], num_layers: int) -> Int32[jax.Array, "L C"]:
+    """Where these pages of each layer lie in the pool. Padding lies past its end, each at a place of its own; plus an
+    offset it would be a page of the next layer."""
     num_pages = kv_pages.shape[0] // num_layers
     layers = jnp.arange(num_layers, dtype=jnp.int32)[:, None]
-    offsets = layers * num_pages
-    # Padding lies past the pool, each at a place of its own; plus an offset it would be a page of the next layer.
-    past = kv_pages.shape[0] + layers * targets.shape[0] + jnp.arange(targets.shape[0], dtype=jnp.int32)
-    places = jnp.where(targets < num_pages, targets + offsets, past)
-    copied = kv_pages.at[sources + offsets].get(mode="promise_in_bounds")
-    return kv_pages.at[places].set(copied, mode="drop", unique_indices=True)
+    past = kv_pages.shape[0] + layers * pages.shape[0] + jnp.arange(pages.shape[0], dtype=jnp.int32)
+    return jnp.where(pages < num_pages, pages + layers * num_pages, past)

@@ -110,6 +110,11 @@ def of_weights(namespace: Hashable, weight_version: int) -> Hashable:
     return OfWeights(namespace, weight_version) if weight_version else namespace
 
 
+def weights_of(namespace: Hashable) -> tuple[Hashable, int]:
+    """What `of_weights` was given: the caller's namespace, and the version."""
+    return (namespace.namespace, namespace.weight_version) if type(namespace) is OfWeights else (namespace, 0)
+
+
 def namespace_key(namespace: Hashable) -> Hashable:
     """A key that two namespaces share only if they are equal in value and in type, part by part.
 

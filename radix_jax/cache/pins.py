@@ -39,6 +39,7 @@ class PinnedLast:
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._serial = itertools.count()
+        self._living: set[Pin] = set()
         self._ends: list[tuple[float, int, Pin]] = []  # a heap; pins that were taken off early leave it in their time
 
     @property
@@ -49,7 +50,7 @@ class PinnedLast:
     def used(self, node: RadixTreeNode, /) -> None:
         """As EvictionPolicy. Where pins begin on the path, the order of the pinned nodes has its own lowest one."""
         self._order_of(node).used(node)
-        if not node.num_pins:
+        if self._num_tokens and not node.num_pins:
             pinned = next((above for above in _path_up(node) if above.num_pins), None)
             if pinned is not None and not pinned.ref_count:
                 self._pinned.used(pinned)
@@ -78,6 +79,7 @@ class PinnedLast:
         """As EvictionPolicy."""
         self._plain.clear()
         self._pinned.clear()
+        self._living.clear()
         self._num_tokens = 0
 
     def check_integrity(self, unlocked: Sequence[RadixTreeNode], /) -> None:
@@ -103,6 +105,7 @@ class PinnedLast:
         for above in _path_up(node):
             above.num_pins += 1
         pin = Pin(owner, node, now + ttl)
+        self._living.add(pin)
         if pin.until < math.inf:
             heapq.heappush(self._ends, (pin.until, next(self._serial), pin))
         return pin
@@ -116,6 +119,7 @@ class PinnedLast:
         if pin.is_over:
             raise HandleError("the pin is over, or was taken off before; each pin is taken off once")
         pin.is_over = True
+        self._living.discard(pin)
         lowest = pin.node.find_living()
         for node in _path_up(lowest):
             node.num_pins -= 1
@@ -124,7 +128,10 @@ class PinnedLast:
         return lowest
 
     def next_over(self, now: float) -> Pin | None:
-        """A pin whose time is over at `now`, None if there is no more. It is still to be taken off."""
+        """A pin whose time is over at `now`, None if there is no more. It is still to be taken off. At math.inf
+        that is so of all, those too that do not end by themselves."""
+        if now == math.inf:
+            return next(iter(self._living), None)
         while self._ends and self._ends[0][0] <= now:
             pin = heapq.heappop(self._ends)[-1]
             if not pin.is_over:

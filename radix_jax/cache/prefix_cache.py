@@ -1,5 +1,6 @@
 """PrefixCache: the tree and the pool together, so that each page always has one owner."""
 
+import math
 from collections.abc import Collection, Hashable
 from typing import NamedTuple
 
@@ -14,7 +15,6 @@ from radix_jax.cache.node import RadixTreeNode
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.peek import Peek
 from radix_jax.cache.radix_tree import RadixTree
-from radix_jax.cache.roots import unlocked_below
 from radix_jax.cache.snapshot import add_tails
 from radix_jax.cache.tails import Tails
 from radix_jax.viz import TreeSnapshot
@@ -190,6 +190,7 @@ class PrefixCache:
         handle: PrefixHandle,
         namespace: Hashable = None,
         priority: int = 0,
+        duplicates: list[int] | None = None,
     ) -> CommitResult:
         """Give the full pages of a running request to the tree, and move its lock to them.
 
@@ -197,6 +198,7 @@ class PrefixCache:
         handle: the request's locked handle. Where the tree already has pages of its own, the returned table names
         those and the request's duplicates are freed; a partial last page stays private. If `ids` reach no further than
         the handle, only a node border is made there, and the handle comes back as it is, still locked.
+        duplicates: gets the duplicates, which stay the caller's then.
 
         Raises:
             HandleError: the handle is not locked, or of another tree; nothing is changed then.
@@ -216,7 +218,10 @@ class PrefixCache:
         self._tree.lock(result.handle)
         self._tree.unlock(handle)
         table[: len(cached)] = cached
-        self._pool.free(page_ids[num_held : len(cached)])
+        if duplicates is None:
+            self._pool.free(page_ids[num_held : len(cached)])
+        else:
+            duplicates.extend(page_ids[num_held : len(cached)].tolist())
         return CommitResult(result.handle, table)
 
     def release(self, handle: PrefixHandle, pages: TokenIds, ids: TokenIds = (), namespace: Hashable = None) -> None:
@@ -239,7 +244,9 @@ class PrefixCache:
 
     def retire(self) -> None:
         """Nobody is to match what is cached now, as its KV is of other weights: what is unlocked is dropped, pinned or
-        not, and the rest as requests release it. That is no eviction. The caller uses other namespaces from here on."""
+        not, and the rest as requests release it; pins end. That is no eviction. The caller uses other namespaces from
+        here on."""
+        self._tree.expire_pins(math.inf)
         self._pool.free(self._tails.evict(len(self._tails)))
         self._retired = self._tree.roots
         self._drop_retired()
@@ -255,9 +262,9 @@ class PrefixCache:
         self._pool.free(self._tails.reset())
         self._pool.free(self._tree.reset())
 
-    def drop_unlocked(self) -> None:
-        """Drop the cached prefixes that nobody holds, which is no eviction; tails and prefixes under a lock stay."""
-        self._pool.free(self._tree.evict(self._tree.evictable_size))
+    def drop(self, namespace: Hashable) -> None:
+        """Drop the prefixes of a namespace that nobody holds, which is no eviction; its tails stay."""
+        self._pool.free(self._tree.drop([self._tree.root_of(namespace)]))
 
     def snapshot(self) -> TreeSnapshot:
         """As `RadixTree.snapshot`, with the tails."""
@@ -290,8 +297,7 @@ class PrefixCache:
     def _drop_retired(self) -> None:
         """Drop what is unlocked of retired namespaces."""
         if self._retired:
-            leaves = iter(unlocked_below(self._retired))
-            self._pool.free(self._tree.evict(self._tree.evictable_size, next_leaf=lambda: next(leaves, None)))
+            self._pool.free(self._tree.drop(self._retired))
             self._retired = [root for root in self._retired if root.children]
 
     def _evict(self, num_pages: int, spans: list[EvictedSpan]) -> None:

@@ -1,6 +1,6 @@
 """RadixTree: token ids -> pages of KV, shared by every request with the same prefix."""
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -9,7 +9,7 @@ from jaxtyping import Int32
 from radix_jax.cache.donor import NO_DONOR, find_donor
 from radix_jax.cache.errors import HandleError
 from radix_jax.cache.events import CacheCleared, CacheEvent, removed_event, stored_event
-from radix_jax.cache.evicted import Evicted
+from radix_jax.cache.evicted import Evicted, Leaving
 from radix_jax.cache.eviction import EvictionPolicy
 from radix_jax.cache.eviction_rules import Rule, make_policy
 from radix_jax.cache.handles import InsertResult, MatchResult, PrefixHandle, resume, unusable
@@ -18,7 +18,7 @@ from radix_jax.cache.keys import INT32, TOKEN_BYTES, KeyBytes, TokenIds, check_n
 from radix_jax.cache.node import RadixTreeNode, descend, join_pages, lock_path, path_to, raise_priority, unlock_path
 from radix_jax.cache.peek import Peek, pages_below, peek_below
 from radix_jax.cache.pins import Pin, PinnedLast
-from radix_jax.cache.roots import Roots
+from radix_jax.cache.roots import Roots, unlocked_below
 from radix_jax.cache.snapshot import take_snapshot
 from radix_jax.config import check_int
 from radix_jax.viz import TreeSnapshot, TreeView, render_text
@@ -61,6 +61,7 @@ class RadixTree:
         self._on_event = on_event
         self._partial_pages = partial_pages and page_size > 1
         self._roots = Roots(self._page_bytes)
+        self._leaving = Leaving(self._roots, self._policy, self._pins, page_size)
         self._use_counter = self._version = 0
         self._evictable_len = self._protected_len = 0
 
@@ -98,6 +99,10 @@ class RadixTree:
     def roots(self) -> list[RadixTreeNode]:
         """Where the namespaces that hold something begin."""
         return list(self._roots)
+
+    def root_of(self, namespace: Hashable) -> RadixTreeNode:
+        """Where a namespace begins; one without children if it holds nothing."""
+        return self._roots.find(namespace)
 
     @property
     def pinned_size(self) -> int:
@@ -245,13 +250,11 @@ class RadixTree:
         trim: bool = False,
         keep_pinned: bool = False,
         evicted: list[Evicted] | None = None,
-        next_leaf: Callable[[], RadixTreeNode | None] | None = None,
     ) -> Int32[np.ndarray, " P"]:
         """Take unlocked leaves out, by the policy, until at least `num_tokens` are gone or nothing is left.
 
         trim: of the last leaf take only the pages that are needed, from its end; its handles end as if it were gone.
         keep_pinned: stop where nothing but pinned leaves is left. evicted: is told what went, in order.
-        next_leaf: gives unlocked leaves one by one, in the place of the policy.
         Returns the page ids of what was taken out; they are the caller's now.
 
         Raises:
@@ -259,41 +262,13 @@ class RadixTree:
         """
         if num_tokens < 0:
             raise ValueError(f"num_tokens={num_tokens} to evict is negative")
-        taken: list[Evicted] = []
-        num_taken = 0
-        if next_leaf is None:
-            next_leaf = self._pins.next_unpinned if keep_pinned and self._pins else self._policy.next_leaf
-        while num_taken < num_tokens:
-            try:
-                leaf = next_leaf()
-            except Exception:
-                if not taken:
-                    raise
-                break  # what is out already must reach the caller
-            if leaf is None:
-                break
-            pages, length, end_len = leaf.pages, len(leaf.edge) // TOKEN_BYTES, leaf.end_len
-            if trim and (surplus := num_taken + length - num_tokens) >= self._page_size:
-                pages = leaf.trim_to(surplus - surplus % self._page_size)
-                length -= surplus - surplus % self._page_size
-                self._policy.changed(leaf)
-                if leaf.num_pins and self._pins:
-                    self._pins.note_trimmed(length)
-            else:
-                parent = self._roots.remove(leaf)
-                self._policy.removed(leaf)
-                if not parent.children and not parent.ref_count:
-                    self._policy.changed(parent)
-            taken.append((leaf, pages, end_len))
-            num_taken += length
-        self._evictable_len -= num_taken
-        self._version += bool(taken)
-        if evicted is not None:
-            evicted.extend(taken)
-        if self._on_event is not None:
-            for leaf, pages, _ in taken:
-                self._on_event(removed_event(pages, leaf.namespace))
-        return np.frombuffer(b"".join([pages for _, pages, _ in taken]), INT32)
+        next_leaf = self._pins.next_unpinned if keep_pinned and self._pins else self._policy.next_leaf
+        return self._take_out(next_leaf, num_tokens, trim, evicted)
+
+    def drop(self, roots: Iterable[RadixTreeNode]) -> Int32[np.ndarray, " P"]:
+        """Take out all below `roots` that is not locked, pinned or not; returns the page ids, the caller's now."""
+        leaves = iter(unlocked_below(roots))
+        return self._take_out(lambda: next(leaves, None), self._evictable_len)
 
     def reset(self) -> Int32[np.ndarray, " P"]:
         """Drop everything; returns the page ids that were cached. Handles of before fail from here on, save empty ones.
@@ -342,7 +317,7 @@ class RadixTree:
         self._touch(self._pins.unpin(pin))
 
     def expire_pins(self, now: float) -> None:
-        """Take off the pins whose time is over at `now`."""
+        """Take off the pins whose time is over at `now`; at math.inf all."""
         while self._pins and (pin := self._pins.next_over(now)) is not None:
             self._touch(self._pins.unpin(pin))
 
@@ -392,6 +367,24 @@ class RadixTree:
             if not rest.ref_count:
                 self._policy.changed(rest)
         return top, path, key
+
+    def _take_out(
+        self,
+        next_leaf: Callable[[], RadixTreeNode | None],
+        num_tokens: int,
+        trim: bool = False,
+        evicted: list[Evicted] | None = None,
+    ) -> Int32[np.ndarray, " P"]:
+        """As `Leaving.take`, counted and told of; returns the page ids."""
+        taken, num_taken = self._leaving.take(next_leaf, num_tokens, trim)
+        self._evictable_len -= num_taken
+        self._version += bool(taken)
+        if evicted is not None:
+            evicted.extend(taken)
+        if self._on_event is not None:
+            for leaf, pages, _ in taken:
+                self._on_event(removed_event(pages, leaf.namespace))
+        return np.frombuffer(b"".join([pages for _, pages, _ in taken]), INT32)
 
     def _touch(self, lowest: RadixTreeNode) -> None:
         """Mark the path as just used, up to the first locked node: all above it are locked too."""

@@ -55,6 +55,7 @@ def _node_snapshot(node: RadixTreeNode, depth: int) -> NodeSnapshot:
         num_hits=node.hits,
         namespace=node.namespace,
         state=_state(node),
+        last_use=node.timestamp,
     )
 
 

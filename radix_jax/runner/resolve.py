@@ -42,7 +42,7 @@ def default_dtype() -> str:
 
 
 def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
-    """`config` with dtype, kv_dtype, attention_backend, max_model_len and num_pages filled in.
+    """`config` with dtype, kv_dtype, attention_backend, max_model_len, num_pages and max_pinned_tokens filled in.
 
     Raises:
         ValueError: dtype or max_model_len that the model does not have, a backend that the device can't run, or no room
@@ -67,6 +67,7 @@ def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
     if on_cpu and kv_dtype != "float32":
         _LOG.warning("kv_dtype=%s is slow on a CPU: each step converts the whole pool; leave it out", kv_dtype)
     num_pages = config.num_pages or _choose_num_pages(params.config, config, backend, max_model_len, kv_dtype)
+    most_pinned = config.max_pinned_tokens
     return dataclasses.replace(
         config,
         dtype=dtype,
@@ -75,6 +76,7 @@ def resolve_config(config: EngineConfig, params: ModelParams) -> EngineConfig:
         max_model_len=max_model_len,
         num_pages=num_pages,
         kv_memory_fraction=None,
+        max_pinned_tokens=(num_pages - 1) * config.page_size // 2 if most_pinned is None else most_pinned,
     )
 
 

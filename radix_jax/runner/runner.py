@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,13 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int32, Shaped
 
 from radix_jax.arrays import KVPool, PageCopies, SamplerState, StepInputs
 from radix_jax.attention_backends import AttentionFn, registered_backends
 from radix_jax.functional import decode, init_kv, last_places, logits_of, prefill_hidden
 from radix_jax.models.base import ModelParams
-from radix_jax.pallas_kernels.paged_attention import copy_pages
+from radix_jax.pallas_kernels.paged_attention import copy_pages, read_pages, write_pages
 from radix_jax.plan import Bucket, PromptLogprobs, StepPlan, TokenLogprobs
 from radix_jax.runner.compile_ledger import CompileLedger, CompileReason
 from radix_jax.runner.logprobs import prompt_logprobs
@@ -34,6 +35,7 @@ Tokens = Int32[jax.Array, " R"]
 StepOutputs = tuple[KVPool, SamplerState, Tokens, TokenLogprobs, PromptLogprobs | None]
 # The program that fills a request's row of SamplerState.
 SAMPLER_BUCKET = Bucket("sampler", 0, 1, 0)
+CARRIED_BYTES = 32 * 1024**2  # of pages that are read or written in one call
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,30 @@ class Runner:
         """Steps that are sent from here on run on these, which `place` gave: leaf by leaf like those before."""
         self._params, self._weight_version = params, self._weight_version + 1
 
+    @property
+    def num_carried_pages(self) -> int:
+        """Pages that `read_pages` and `write_pages` carry in one call."""
+        page_bytes = self._params.config.num_layers * math.prod(self._kv.shape[1:]) * self._kv.dtype.itemsize
+        return min(max(1, CARRIED_BYTES // page_bytes), self._num_pages)
+
+    def read_pages(self, pages: Int32[np.ndarray, " C"]) -> Shaped[np.ndarray, "C L K W"]:
+        """What up to num_carried_pages pages hold, in the pool's dtype, behind the steps sent so far."""
+        num_places = self.num_carried_pages
+        read = self.compile(Bucket("read", 0, num_places, 1), "first use")
+        places = np.zeros(num_places, np.int32)
+        places[: len(pages)] = pages
+        return np.asarray(jax.device_get(read(self._kv, jax.device_put(places, self._replicated))))[: len(pages)]
+
+    def write_pages(self, pages: Int32[np.ndarray, " C"], values: Shaped[np.ndarray, "C L K W"]) -> None:
+        """Put `values`, of the pool's dtype, into up to num_carried_pages pages."""
+        num_places = self.num_carried_pages
+        write = self.compile(Bucket("write", 0, num_places, 1), "first use")
+        places = np.full(num_places, self._num_pages, np.int32)  # padding is dropped
+        places[: len(pages)] = pages
+        padded = np.zeros((num_places, *values.shape[1:]), values.dtype)
+        padded[: len(pages)] = values
+        self._kv = write(self._kv, *jax.device_put((places, padded), self._replicated))
+
     def renew_pool(self) -> None:
         """Put a new, empty pool in the place of one that a failed step may have lost or left half written; and a new
         sampler state. Asleep: nothing."""
@@ -290,6 +316,10 @@ class Runner:
     def _jitted(self, bucket: Bucket) -> jax.stages.Wrapped:
         if bucket.kind == "copy":
             return jax.jit(functools.partial(copy_step, num_layers=self._params.config.num_layers), donate_argnums=0)
+        if bucket.kind in ("read", "write"):
+            carry = read_pages if bucket.kind == "read" else write_pages
+            donated = 0 if bucket.kind == "write" else ()
+            return jax.jit(functools.partial(carry, num_layers=self._params.config.num_layers), donate_argnums=donated)
         if bucket.kind == "sampler":
             return jax.jit(fill_sampler_row, donate_argnums=0)
         return jax.jit(functools.partial(self._steps[bucket.kind], bucket=bucket), donate_argnums=(1, 2))
@@ -299,6 +329,11 @@ class Runner:
         kv = jax.ShapeDtypeStruct(self._kv.shape, self._kv.dtype, sharding=self._kv.sharding)
         if bucket.kind == "copy":
             return kv, self._abstract(empty_copies(bucket.num_rows, self._num_pages))
+        if bucket.kind in ("read", "write"):
+            num_layers, num_pages = self._params.config.num_layers, bucket.num_rows
+            carried = jax.ShapeDtypeStruct((num_pages, num_layers, *kv.shape[1:]), kv.dtype)
+            pages = jax.ShapeDtypeStruct((num_pages,), jnp.int32)
+            return kv, *self._abstract((pages,) if bucket.kind == "read" else (pages, carried))
         state = self._abstract(self._state)
         if bucket.kind == "sampler":
             return state, self._abstract(empty_sampler_row(self._vocab_size))

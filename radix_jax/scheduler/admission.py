@@ -23,8 +23,7 @@ from radix_jax.scheduler.timeline import Timelines
 class Admission:
     """Takes pages from the cache for running requests, and gives them back.
 
-    num_pages: pages of the pool, the null page included.
-    enable_prefix_cache: False copies no parts of pages and keeps none; whole pages are shared as `SampleGroup` says.
+    What is shared, and with whom, `SampleGroup` says. num_pages: pages of the pool, the null page included.
     """
 
     def __init__(
@@ -34,16 +33,15 @@ class Admission:
         *,
         num_pages: int,
         max_model_len: int,
-        enable_prefix_cache: bool,
     ):
         self._cache = cache
         self._timelines = timelines
         self._page_size = cache.page_size
         self._num_usable_pages = num_pages - 1
         self._max_model_len = max_model_len
-        self._enable_prefix_cache = enable_prefix_cache
         self._page_entries = PageEntries(cache.pool, cache.page_size)
         self._donors: list[PrefixHandle | TailHandle] = []  # locked until the plan is made
+        self._duplicates: list[int] = []  # freed when the plan is made: rows of it may write them
         self._fresh_pages: set[int] = set()  # taken in this plan: the copies come before they are written
 
     @property
@@ -157,22 +155,22 @@ class Admission:
             state.append_pages(pages[start : start + num_new])
             start += num_new
 
-    def has_duplicates(self, state: RequestState, end: int) -> bool:
-        """Whether the tree has pages of tokens [0, end) that the request does not use."""
-        assert state.handle is not None
-        if not state.shares:
-            return False
-        return self._cache.match_len(state.tokens[:end], state.namespace) > state.handle.cached_len
-
-    def insert(self, state: RequestState, end: int) -> range:
+    def insert(self, state: RequestState, end: int, *, in_plan: bool = False) -> range:
         """Share the full pages of tokens [0, end), which are computed in device order; returns the tokens that the
-        request did not share before."""
+        request did not share before.
+
+        in_plan: for a row of the plan that is being made, which writes pages that the request may give back for those
+        that are cached already.
+        """
         assert state.handle is not None
         start = state.handle.cached_len
         full_len = end - end % self._page_size
-        if not state.shares or full_len <= start:
+        if not state.writes or full_len <= start:
             return range(start, start)
-        result = self._cache.commit(state.tokens[:end], state.pages, state.handle, state.namespace)
+        duplicates = self._duplicates if in_plan else None
+        result = self._cache.commit(
+            state.tokens[:end], state.pages, state.handle, state.namespace, duplicates=duplicates
+        )
         state.handle = result.handle
         state.replace_pages(result.pages)
         return range(start, full_len)
@@ -181,7 +179,7 @@ class Admission:
         """Keep what is known of a running request's prompt beside its pages that the tree has."""
         assert state.handle is not None
         assert state.prompt_logprobs is not None
-        if state.shares:
+        if state.writes:
             num_shared = state.handle.cached_len // self._page_size
             self._page_entries.save(state.prompt_logprobs, state.pages[:num_shared].tolist())
 
@@ -190,16 +188,19 @@ class Admission:
         assert state.handle is not None
         # Beyond the known tokens, a step in flight may compute one more, which nobody will ask for.
         end = min(state.num_computed, state.num_tokens - 1)
-        ids = state.tokens[:end] if self._enable_prefix_cache and state.shares else ()
+        ids = state.tokens[:end] if state.keeps_tails else ()
         self._cache.release(state.handle, state.pages, ids, state.namespace)
         state.last_handle = state.handle
         state.drop_pages()
 
     def end_plan(self) -> None:
-        """The plan is made: its copies come before anything that later plans write, so their donors are let go."""
+        """The plan is made: what it copies and writes comes before anything that later plans write, so the donors of
+        its copies are let go, and the duplicates of cached pages."""
         for donor in self._donors:
             self._cache.unlock(donor)
+        self._cache.free(self._duplicates)
         self._donors.clear()
+        self._duplicates.clear()
         self._fresh_pages.clear()
 
     def check_integrity(self, running: Iterable[RequestState]) -> None:
@@ -216,8 +217,10 @@ class Admission:
                     f"{state.request_id!r} computed {state.num_computed} tokens in {state.num_pages} pages"
                 )
             private.append(state.pages[state.handle.cached_len // self._page_size :])
-        if self._donors:
-            raise AssertionError(f"{len(self._donors)} donors are locked, and no plan is being made")
+        if self._donors or self._duplicates:
+            raise AssertionError(
+                f"{len(self._donors)} donors and {len(self._duplicates)} duplicates are kept, and no plan is being made"
+            )
         self._cache.check_integrity(np.concatenate(private))
 
     def _allocate(self, states: Sequence[RequestState], nums_new: Sequence[int]) -> Int32[np.ndarray, " P"]:
@@ -240,9 +243,9 @@ class Admission:
         return pages
 
     def _match_and_lock(self, state: RequestState) -> MatchResult:
-        prefix_len = self._matchable_len(state) if state.shares else 0
-        ids, fresh = state.tokens[:prefix_len], self._fresh_pages
-        match = self._cache.match_prefix(ids, state.namespace, state.last_handle, skip_donors=fresh)
+        ids = state.tokens[: self._matchable_len(state) if state.reads else 0]
+        start = state.last_handle if state.reads else None
+        match = self._cache.match_prefix(ids, state.namespace, start, skip_donors=self._fresh_pages)
         state.last_handle = match.handle
         self._cache.lock(match.handle)
         return match
@@ -264,7 +267,7 @@ class Admission:
 
         The donor is locked until the plan is made. It may be what others were to evict; then nothing is copied.
         """
-        if match.donor_handle is None or not self._enable_prefix_cache:
+        if match.donor_handle is None or not state.group.copies:
             return
         assert match.donor_page is not None
         self._cache.lock(match.donor_handle)

@@ -10,7 +10,7 @@ from jaxtyping import Int32
 from radix_jax.cache.handles import PrefixHandle
 from radix_jax.cache.keys import namespace_key, of_weights
 from radix_jax.plan import PageCopy
-from radix_jax.request import FinishAt, FinishReason, Request
+from radix_jax.request import CacheMode, FinishAt, FinishReason, Request
 from radix_jax.scheduler.output_logprobs import OutputLogprobs
 from radix_jax.scheduler.prompt_logprobs import PromptEntries
 
@@ -42,20 +42,43 @@ class Ticket(NamedTuple):
 
 
 class SampleGroup:
-    """What the samples of one request have in common: they share pages of their prompt, and are timed as one.
+    """What the samples of one request have in common: the pages that they share, and the time that they are timed by.
 
-    namespace: that their KV is shared in; None as a Request has it. shares: KV is shared at all.
+    mode: how they use the cache; "off" where there is none.
+
+    namespace: that their KV is looked for in, and goes to: None as a Request has it, or one that nobody else can have.
+    is_private: it is one of those, since what the samples compute must serve nobody else.
+    reads, writes: whether they look there, and whether their pages go there.
+    computed_version: of the weights that their prompt was last computed anew by, so that even those that write alone
+        may share it; None before.
+    copies: whether parts of cached pages serve them. keeps_tails: whether their own partial pages are kept.
     num_unfinished: samples that wait or run.
     cached_len: prompt tokens that the cache held when the first of them was admitted, copied ones included; None
         before, and once more where new weights made them start anew.
     admitted_s: the caller's clock at the first admission; None before.
     """
 
-    __slots__ = ("admitted_s", "cached_len", "namespace", "num_unfinished", "shares")
+    __slots__ = (
+        "admitted_s",
+        "cached_len",
+        "computed_version",
+        "copies",
+        "is_private",
+        "keeps_tails",
+        "namespace",
+        "num_unfinished",
+        "reads",
+        "writes",
+    )
 
-    def __init__(self, namespace: Hashable, *, shares: bool = True, num_samples: int = 1):
-        self.namespace = namespace
-        self.shares = shares
+    def __init__(self, namespace: Hashable, *, mode: CacheMode = "use", num_samples: int = 1):
+        self.is_private = mode == "off" and num_samples > 1
+        self.namespace: Hashable = object() if self.is_private else namespace
+        self.reads = self.is_private or mode in ("use", "read")
+        self.writes = self.is_private or mode in ("use", "write")
+        self.computed_version: int | None = None
+        self.copies = mode in ("use", "read")
+        self.keeps_tails = mode in ("use", "write")
         self.num_unfinished = num_samples
         self.cached_len: int | None = None
         self.admitted_s: float | None = None
@@ -72,7 +95,8 @@ class RequestState:
     source: the row of the last plan that samples the pending token.
     seat: number that it has to itself while it runs.
     group: what it shares with the other samples of its request; of its own by default.
-    shares: its KV is shared, under `namespace`, whose key is namespace_key: that of the group and of weight_version.
+    shares: it may use the cache as its group does: what it has computed is of the weights of now.
+    namespace, namespace_key: that it shares in: of the group and of weight_version.
     weight_version: of the weights that it was last let in under; its KV is of no earlier ones.
     version_starts: (place of an output token, version of the weights that sampled it and those behind it), in order.
     handle: the locked prefix in the tree, None while waiting; pages of its handle.cached_len tokens are the tree's.
@@ -180,6 +204,22 @@ class RequestState:
         return self.num_tokens - self.request.prompt_len
 
     @property
+    def reads(self) -> bool:
+        """Whether what is cached serves it."""
+        group = self.group
+        return self.shares and (group.reads or group.computed_version == self.weight_version)
+
+    @property
+    def writes(self) -> bool:
+        """Whether what it computes is cached."""
+        return self.shares and self.group.writes
+
+    @property
+    def keeps_tails(self) -> bool:
+        """Whether its partial page is kept when it leaves."""
+        return self.shares and self.group.keeps_tails
+
+    @property
     def lacks_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of its prompt are asked for and not all known."""
         return self.prompt_logprobs is not None and not self.prompt_logprobs.is_complete
@@ -218,7 +258,7 @@ class RequestState:
         self.weight_version: int = weight_version
         self.namespace: Hashable = of_weights(self.group.namespace, weight_version)
         self.namespace_key: Hashable = namespace_key(self.namespace)
-        self.shares: bool = self.group.shares
+        self.shares: bool = True
         self.last_handle: PrefixHandle | None = None
         self.prompt_logprobs: PromptEntries | None = _no_prompt_logprobs(self.request)
 

@@ -86,8 +86,7 @@ class RunningBatch:
     def prompt_row(self, state: RequestState, num_left: int) -> StepRow:
         """As much of the known tokens as `num_left` allows, up to their end or to a page.
 
-        Its full pages are shared at once, since steps run in the order of their plans. Where the tree has such pages
-        already, that waits for the commit: a duplicate given back now could be written by another row of this plan.
+        Its full pages are shared at once, since steps run in the order of their plans.
         """
         end = state.num_computed + num_left
         if end < state.num_tokens:
@@ -109,10 +108,10 @@ class RunningBatch:
             num_prompt_logprobs=-1 if state.prompt_logprobs is None else state.prompt_logprobs.num_asked,
         )
         state.copy = None
-        if not self._admission.has_duplicates(state, end):
-            self.share(state, end)
+        self.share(state, end, in_plan=True)
         if row.samples:
             self._end_prompt(state)
+            self._waiting.note_prompt_computed(state)
         elif self._unfinished is not state:
             self._unfinished = state
             self._waiting.note_computing(state)
@@ -138,10 +137,11 @@ class RunningBatch:
             state.source = place
         return rows
 
-    def share(self, state: RequestState, end: int) -> bool:
-        """Give the full pages of tokens [0, end) to the tree, and tell those who wait for them; whether there were."""
+    def share(self, state: RequestState, end: int, *, in_plan: bool = False) -> bool:
+        """Give the full pages of tokens [0, end) to the tree, and tell those who wait for them; whether there were.
+        in_plan: as in `Admission.insert`."""
         version = self._admission.tree_version
-        tokens = self._admission.insert(state, end)
+        tokens = self._admission.insert(state, end, in_plan=in_plan)
         if tokens:
             self._waiting.note_inserted(state, tokens, self._admission.tree_version - version)
         return bool(tokens)

@@ -81,7 +81,6 @@ class Scheduler:
             self._timelines,
             num_pages=cache.pool.num_pages,
             max_model_len=max_model_len,
-            enable_prefix_cache=enable_prefix_cache,
         )
         self._waiting = WaitingQueue(make_policy(schedule_policy, seed), cache)
         self._running = RunningBatch(self._admission, self._waiting, cache.page_size)
@@ -264,8 +263,6 @@ class Scheduler:
             self._ratio.count_decode_steps(plan.num_steps)
         for row in plan.rows[: plan.num_prompt_rows]:
             state = self._running.state_of(row)
-            if state is not None and self._running.share(state, row.end):
-                self._prefill.retry()
             if state is not None and row.samples and not state.num_outputs:
                 self._timelines.note(state.request_id, "first token")
         if prompt_logprobs is not None:

@@ -3,6 +3,7 @@
 import types
 from collections.abc import Mapping, Sequence
 
+from radix_jax.cache.keys import of_weights
 from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.request import Request
 from radix_jax.scheduler.prefill import Prefill
@@ -16,7 +17,8 @@ from radix_jax.scheduler.waiting import WaitingQueue
 class Unfinished:
     """The samples of all requests that came and did not end yet.
 
-    enable_prefix_cache: False shares KV among the samples of one request alone, and drops it when the last one ends.
+    enable_prefix_cache: False takes every request for one of cache="off": KV is shared among its samples alone, and
+        dropped when the last one ends.
     weight_version: that those who come now are computed by.
     """
 
@@ -109,15 +111,15 @@ class Unfinished:
 
     def clear(self) -> None:
         """Forget all; their pages were given back."""
+        for group in {state.group for state in self._states.values()}:
+            self._drop_own(group)
         self._states.clear()
         self._timelines.end_all("dropped")
         self._prefill.retry()
 
     def _new_group(self, requests: Sequence[Request]) -> SampleGroup:
-        shares = self._enable_prefix_cache
-        if shares or len(requests) == 1:
-            return SampleGroup(requests[0].namespace, shares=shares, num_samples=len(requests))
-        return SampleGroup(object(), num_samples=len(requests))  # a namespace that nobody else can have
+        mode = requests[0].cache if self._enable_prefix_cache else "off"
+        return SampleGroup(requests[0].namespace, mode=mode, num_samples=len(requests))
 
     def _end(self, state: RequestState, reason: str) -> None:
         """Forget a sample that neither waits nor runs any more."""
@@ -125,5 +127,10 @@ class Unfinished:
         self._prefill.retry()
         self._timelines.end(state.request_id, reason)
         state.group.num_unfinished -= 1
-        if not self._enable_prefix_cache and state.group.shares and not state.group.num_unfinished:
-            self._cache.drop_unlocked()
+        if not state.group.num_unfinished:
+            self._drop_own(state.group)
+
+    def _drop_own(self, group: SampleGroup) -> None:
+        """Drop what only its samples share; of earlier weights that is gone with its last user."""
+        if group.is_private:
+            self._cache.drop(of_weights(group.namespace, self.weight_version))

@@ -35,8 +35,8 @@ class Standing(NamedTuple):
 class WaitingEntry:
     """A waiting request and what the queue knows of it.
 
-    match: None where nothing is shared. rank: sorts it among the others and ends with the entry itself; None while it
-    has to be made anew.
+    match: None while nothing that is cached serves it. rank: sorts it among the others and ends with the entry itself;
+        None while it has to be made anew.
     """
 
     __slots__ = ("match", "rank", "sequence", "state", "ticket")
@@ -173,9 +173,21 @@ class WaitingQueue:
         self._unrank_matches(self._matches.note_inserted(state, tokens, version_rise))
         self._computing.note_inserted(state, tokens, version_rise)
 
+    def note_prompt_computed(self, state: RequestState) -> None:
+        """The prompt of a request is in the tree: its waiting samples may share that where its mode is "write". Allowed
+        while `in_order` runs. Changes nothing for those that read the cache already, or never do."""
+        if state.reads or not state.writes:
+            return
+        group = state.group
+        group.computed_version = state.weight_version
+        entries = [entry for entry in self._entries.values() if entry.state.group is group]
+        for entry in entries:
+            entry.match = self._match(entry.state)
+        self._unrank(entries)
+
     def note_computing(self, state: RequestState) -> None:
         """A request runs and will compute more of its prompt in later steps; what it computed so far is in the tree."""
-        if state.shares:
+        if state.writes:
             self._computing.track(state, state.num_tokens)
 
     def forget_computing(self, request_id: str) -> None:
@@ -237,7 +249,7 @@ class WaitingQueue:
     def _match(self, state: RequestState) -> TrackedMatch | None:
         """What the cache holds of a request, kept exact from here on. How much of it helps a prompt whose
         log-probabilities are asked for is known on admission only."""
-        tracks = state.shares and not state.lacks_prompt_logprobs
+        tracks = state.reads and not state.lacks_prompt_logprobs
         return self._matches.track(state, state.num_tokens - 1) if tracks else None
 
     def _in_order(self) -> Iterator[WaitingEntry]:

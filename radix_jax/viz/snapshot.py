@@ -17,7 +17,7 @@ class NodeSnapshot:
     token_ids: ids of the edge that leads to it. page_ids: pages that hold their KV. num_locks, num_pins: on it or below
     it. num_hits: requests that used it. namespace: the namespace it lives in. state: "locked" with or without pins;
     "pinned" can be evicted, but only when nothing else is left; "evictable" is any other, though an inner node can
-    leave only after its children.
+    leave only after its children. last_use: rises with each use of the tree; no clock.
     """
 
     node_id: int
@@ -30,6 +30,7 @@ class NodeSnapshot:
     num_hits: int
     namespace: Hashable
     state: NodeState
+    last_use: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ import pytest
 
 from radix_jax.cache import HandleError, OutOfPages, PagePool, PrefixCache, RadixTree
 from radix_jax.cache.eviction_rules import NodeView
+from radix_jax.config import EVICTION_POLICIES
 
 S = [900, 10, 11, 12]
 R1 = [*S, 31, 32]
@@ -288,17 +289,23 @@ def test_a_rule_that_raises_loses_no_page():
     assert cache.num_evicted_pages == 3
 
 
-def test_what_nobody_holds_is_dropped_and_no_eviction() -> None:
-    cache = PrefixCache(RadixTree(page_size=2), PagePool(20))
+@pytest.mark.parametrize("policy", EVICTION_POLICIES)
+def test_what_nobody_holds_of_a_namespace_is_dropped_and_no_eviction(policy: str) -> None:
+    cache = PrefixCache(RadixTree(page_size=2, eviction_policy=policy), PagePool(20))
     cache.tree.insert_prefix([1, 2, 3, 4, 5, 6], cache.allocate(3))
     cache.tree.insert_prefix([1, 2, 7, 8], cache.allocate(2), namespace="other")
     held = cache.match_prefix([1, 2, 3, 4]).handle
     cache.lock(held)
-    cache.drop_unlocked()
+    cache.drop(None)
+    cache.drop("nothing there")
     cache.check_integrity()
     assert cache.match_len([1, 2, 3, 4, 5, 6]) == 4
-    assert cache.match_len([1, 2, 7, 8], "other") == 0
-    assert (cache.pool.num_free, cache.num_evicted_tokens) == (17, 0)
+    assert cache.match_len([1, 2, 7, 8], "other") == 4
+    assert (cache.pool.num_free, cache.num_evicted_tokens) == (15, 0)
     cache.unlock(held)
-    cache.drop_unlocked()
+    cache.drop(None)
+    cache.check_integrity()
+    assert cache.match_len([1, 2, 3, 4]) == 0
+    assert cache.pool.num_free == 17
+    cache.drop("other")
     assert cache.pool.num_free == 19

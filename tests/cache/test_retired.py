@@ -5,7 +5,16 @@ from collections.abc import Hashable
 import numpy as np
 import pytest
 
-from radix_jax.cache import CommitResult, EventQueue, PagePool, PagesRemoved, PrefixCache, RadixTree, of_weights
+from radix_jax.cache import (
+    CommitResult,
+    EventQueue,
+    HandleError,
+    PagePool,
+    PagesRemoved,
+    PrefixCache,
+    RadixTree,
+    of_weights,
+)
 from radix_jax.cache.keys import namespace_key
 
 POLICIES = ["lru", "lfu", "slru", "priority", "cost-aware"]
@@ -39,7 +48,8 @@ def test_what_nobody_holds_goes_at_once_and_the_rest_with_its_last_user(policy: 
     assert cache.num_protected == 4
     assert not cache.snapshot().tails
     assert cache.tree.pinned_size == 0
-    cache.tree.unpin(pin)
+    with pytest.raises(HandleError, match="over"):
+        cache.tree.unpin(pin)
     told = [event for event in events.take()[1] if isinstance(event, PagesRemoved)]
     assert sum(len(event.page_ids) for event in told) == 5
     assert cache.num_evicted_pages == 0

@@ -13,7 +13,7 @@ from scheduling import FakeModel, RequestMaker, expected_output, make_scheduler,
 from radix_jax.cache import OutOfPages, PagePool, PrefixCache, PrefixHandle, RadixTree
 from radix_jax.config import SCHEDULE_POLICIES
 from radix_jax.plan import StepPlan
-from radix_jax.request import FinishAt, Request
+from radix_jax.request import CACHE_MODES, CacheMode, FinishAt, Request
 from radix_jax.scheduler import QueueFull, RequestState
 
 QUEUE_TIMEOUT_S, RUN_TIMEOUT_S = 25.0, 40.0
@@ -75,6 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         has_timeouts: bool,
     ) -> None:
         self.num_usable_pages, self.page_size = num_usable_pages, page_size
+        self.enable_prefix_cache = enable_prefix_cache
         tree = RadixTree(page_size, eviction_policy, partial_pages=partial_pages)
         self.max_prefill_tokens = chunk_pages * page_size + 1
         self.scheduler = make_scheduler(
@@ -108,6 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 12),
         stop_id=st.integers(0, 60),
         namespace=st.sampled_from((None, "a")),
+        cache=st.sampled_from(("use", "use", *CACHE_MODES)),
         priority=st.sampled_from((0, 0, 0, 1, 2)),
         ignore_eos=st.booleans(),
         needs_values=st.booleans(),
@@ -122,6 +124,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens: int,
         stop_id: int,
         namespace: str | None,
+        cache: CacheMode,
         priority: int,
         ignore_eos: bool,
         needs_values: bool,
@@ -134,6 +137,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_tokens,
             stop_ids=[stop_id],
             namespace=namespace,
+            cache=cache,
             priority=priority,
             ignore_eos=ignore_eos,
             needs_values=needs_values,
@@ -272,6 +276,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert stats.num_timed_out == self.num_timed_out
         assert stats.num_prompt_tokens == sum(self.prompts.values()), "a prompt counts once, however many its samples"
         assert self.scheduler.cache.num_available == self.num_usable_pages
+        left = {node.namespace for node in self.scheduler.cache.tree.snapshot().nodes}
+        assert left <= ({None, "a"} if self.enable_prefix_cache else set()), "what samples share alone is dropped"
         self.scheduler.cache.reset()
         assert self.scheduler.cache.pool.num_free == self.num_usable_pages
 

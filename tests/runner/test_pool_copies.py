@@ -9,6 +9,7 @@ from compiled_steps import (
     SMALL_POOL,
     STEPS,
     compile_copies,
+    compile_page_write,
     compile_sampler_row,
     compile_step,
     pool_bytes,
@@ -19,10 +20,12 @@ from tiny import TINY
 from radix_jax.runner.sampler_state import sampler_state_bytes
 
 LARGE_POOL_LEN = pool_bytes(LARGE_POOL) // 4  # in float32
-KINDS = (*STEPS, "copy")
+KINDS = (*STEPS, "copy", "write")
 
 
 def compiled(kind: str, num_pages: int) -> jax.stages.Compiled:
+    if kind == "write":
+        return compile_page_write(num_pages)
     return compile_copies(num_pages) if kind == "copy" else compile_step(kind, num_pages)
 
 
@@ -31,7 +34,7 @@ def test_the_whole_pool_is_aliased(kind: str) -> None:
     """And in a step all of the sampler's state."""
     for num_pages in (SMALL_POOL, LARGE_POOL):
         analysis = compiled(kind, num_pages).memory_analysis()
-        assert analysis.alias_size_in_bytes == pool_bytes(num_pages) + (0 if kind == "copy" else SAMPLER_BYTES)
+        assert analysis.alias_size_in_bytes == pool_bytes(num_pages) + (SAMPLER_BYTES if kind in STEPS else 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

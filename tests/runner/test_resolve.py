@@ -33,6 +33,7 @@ def test_defaults_fit_the_model_and_the_machine() -> None:
     assert config.max_model_len == 128
     assert config.num_pages == 64 * (128 // 16) + 1
     assert config.kv_memory_fraction is None
+    assert config.max_pinned_tokens == 64 * 128 // 2
 
 
 def test_what_is_set_is_kept() -> None:
@@ -44,6 +45,7 @@ def test_what_is_set_is_kept() -> None:
         kv_dtype="float32",
         schedule_policy="fcfs",
         attention_backend="pallas_interpret",
+        max_pinned_tokens=0,
     )
     assert resolve_config(given, tiny_params()) == given
 

@@ -6,7 +6,7 @@ import pytest
 from radix_jax.cache.page_pool import PagePool
 from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.cache.radix_tree import RadixTree
-from radix_jax.request import Request, SamplingParams
+from radix_jax.request import CACHE_MODES, CacheMode, Request, SamplingParams
 from radix_jax.scheduler.policy import make_policy
 from radix_jax.scheduler.request_state import RequestState, SampleGroup
 from radix_jax.scheduler.waiting import WaitingQueue
@@ -181,7 +181,7 @@ def test_one_look_up_for_many_computing(num_computing: int) -> None:
 def test_who_shares_nothing_waits_for_nobody() -> None:
     case = Case()
     queue = WaitingQueue(make_policy("dfs-weight"), case.cache)
-    group = SampleGroup(None, shares=False)
+    group = SampleGroup(None, mode="off")
     states = [RequestState(case.state(range(24)).request, PAGE_SIZE, 0.0, group) for _ in range(2)]
     queue.note_computing(states[0])
     for state in states[::-1]:
@@ -192,3 +192,16 @@ def test_who_shares_nothing_waits_for_nobody() -> None:
     queue.note_inserted(states[0], range(8), 1)
     queue.forget_computing(states[0].request_id)
     queue.check_integrity()
+
+
+@pytest.mark.parametrize("computing", CACHE_MODES)
+@pytest.mark.parametrize("waiting", CACHE_MODES)
+def test_who_waits_for_whom_by_their_use_of_the_cache(waiting: CacheMode, computing: CacheMode) -> None:
+    """Only who looks into the cache waits, and only for what will be there."""
+    case = Case()
+    case.queue.forget_computing(case.running.request_id)
+    first, second = case.state(range(24)), case.state(range(22))
+    first.group, second.group = SampleGroup(None, mode=computing), SampleGroup(None, mode=waiting)
+    case.queue.note_computing(first)
+    case.queue.add(second)
+    assert case.would_repeat(second) == (computing in ("use", "write") and waiting in ("use", "read"))

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tiny import TINY, random_weights
 
 from radix_jax.functional import init_kv
 from radix_jax.models.registry import make_params
+from radix_jax.pallas_kernels.paged_attention import write_pages
 from radix_jax.plan import Bucket
 from radix_jax.runner.pack import empty_copies, empty_step
 from radix_jax.runner.runner import copy_step, decode_step, prefill_step
@@ -67,6 +69,16 @@ def compile_copies(num_pages: int) -> jax.stages.Compiled:
     kv = jax.eval_shape(lambda: init_kv(TINY, num_pages, PAGE_SIZE))
     step = jax.jit(functools.partial(copy_step, num_layers=TINY.num_layers), donate_argnums=0)
     return step.lower(kv, empty_copies(8, num_pages)).compile()
+
+
+@functools.cache
+def compile_page_write(num_pages: int) -> jax.stages.Compiled:
+    """Eight pages carried into such a pool."""
+    kv = jax.eval_shape(lambda: init_kv(TINY, num_pages, PAGE_SIZE))
+    pages = jax.ShapeDtypeStruct((8,), jnp.int32)
+    values = jax.ShapeDtypeStruct((8, TINY.num_layers, *kv.shape[1:]), kv.dtype)
+    write = jax.jit(functools.partial(write_pages, num_layers=TINY.num_layers), donate_argnums=0)
+    return write.lower(kv, pages, values).compile()
 
 
 def pool_bytes(num_pages: int) -> int:

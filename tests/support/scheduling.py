@@ -13,7 +13,7 @@ from radix_jax.cache.prefix_cache import PrefixCache
 from radix_jax.cache.radix_tree import RadixTree
 from radix_jax.config import SchedulerLimits
 from radix_jax.plan import PageCopy, StepPlan
-from radix_jax.request import FinishCheck, Request, SamplingParams
+from radix_jax.request import CacheMode, FinishCheck, Request, SamplingParams
 from radix_jax.scheduler import Buckets, RequestState, Scheduler
 
 VOCAB_SIZE = 50
@@ -67,6 +67,7 @@ class RequestMaker:
         *,
         stop_ids: Iterable[int] = (),
         namespace: Hashable = None,
+        cache: CacheMode = "use",
         request_id: str | None = None,
         priority: int = 0,
         ignore_eos: bool = False,
@@ -84,6 +85,7 @@ class RequestMaker:
             seed=0,
             arrival=arrival,
             namespace=namespace,
+            cache=cache,
             priority=priority,
             needs_values=needs_values,
             routing_key=routing_key,
