@@ -8,7 +8,7 @@ from jaxtyping import Int32
 
 from radix_jax.cache.keys import namespace_key
 from radix_jax.config import EngineConfig
-from radix_jax.request import CACHE_MODES, CacheMode, FinishCheck, Request, SamplingParams
+from radix_jax.request import CACHE_MODES, CacheMode, Request, SamplingParams
 
 TokenIds = Sequence[int] | np.ndarray
 
@@ -137,7 +137,7 @@ class Intake:
         token_ids: Any,
         sampling: Any = None,
         *,
-        finish_check: FinishCheck | None = None,
+        finish_check: Any = None,
         namespace: Hashable = None,
         cache: str = "use",
         priority: int = 0,

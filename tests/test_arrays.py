@@ -49,9 +49,9 @@ def test_it_goes_through_transformations() -> None:
     assert isinstance(jax.eval_shape(lambda pair: pair, doubled).first, jax.ShapeDtypeStruct)
 
 
-def test_step_inputs_are_their_seven_arrays() -> None:
+def test_step_inputs_are_their_nine_arrays() -> None:
     inputs = empty_step(Bucket("prefill", 8, 2, 3)).inputs
     shapes = jax.tree.map(lambda leaf: leaf.shape, inputs)
     assert isinstance(shapes, StepInputs)
     assert (shapes.token_ids, shapes.page_table, shapes.cu_q_lens) == ((8,), (2, 3), (3,))
-    assert len(jax.tree.leaves(inputs)) == 7
+    assert len(jax.tree.leaves(inputs)) == 9

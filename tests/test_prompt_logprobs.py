@@ -26,6 +26,7 @@ from tiny import (
 
 from radix_jax import Engine, EngineConfig, RequestOutput, SamplingParams
 
+BOUND = 1e-5
 PROMPT = np.random.default_rng(5).integers(0, VOCAB_SIZE, 100).astype(np.int32)
 
 
@@ -47,8 +48,9 @@ def check(output: RequestOutput, num_top: int) -> None:
         assert next(iter(entry)) == token_id
         assert set(entry) == {token_id, *best}
         for one, value in entry.items():
-            assert abs(value.logprob - dense[one]) < 1e-5
-            assert value.rank == (dense >= dense[one]).sum()
+            assert abs(value.logprob - dense[one]) < BOUND
+            # Tokens closer to it than rounding may stand on either side.
+            assert (dense > dense[one] + BOUND).sum() < value.rank <= (dense >= dense[one] - BOUND).sum()
 
 
 def fresh_engine(**fields: Any) -> Engine:

@@ -151,6 +151,7 @@ class PrefixCache:
         """As `RadixTree.unlock`, for a tail too."""
         if isinstance(handle, TailHandle):
             self._tails.unlock(handle)
+            self._pool.free(self._tails.evict_surplus())
         else:
             self._tree.unlock(handle)
 

@@ -61,7 +61,7 @@ class Tails:
         freed = [self._remove(old) for old in dropped if old.num_locks == 0]
         tail = TailHandle(self, place, namespace, ids, page)
         self._by_page[page] = self._by_place.setdefault(place, {})[ids] = tail
-        return freed + self.evict(self.num_evictable - self._max_pages)
+        return freed + self.evict_surplus()
 
     def find(self, node: RadixTreeNode, namespace: Hashable, page: bytes) -> tuple[TailHandle, int] | None:
         """The tail behind `node` that begins with the most of `page` (bytes of ids), and how many tokens of it."""
@@ -98,6 +98,10 @@ class Tails:
         """Take out the unlocked tails unused for longest, up to `num_pages`; returns their pages."""
         unlocked = (tail for tail in self._by_page.values() if tail.num_locks == 0)
         return [self._remove(tail) for tail in list(islice(unlocked, max(num_pages, 0)))]
+
+    def evict_surplus(self) -> list[int]:
+        """Take out the unlocked ones unused for longest that are too many; returns their pages."""
+        return self.evict(self.num_evictable - self._max_pages)
 
     def evict_lost(self) -> list[int]:
         """Take out those unused for longest whose prefixes left the tree; returns their pages."""

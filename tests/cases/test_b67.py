@@ -38,8 +38,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
         def run(*inputs: Any) -> tuple[Any, ...]:
             outputs = step(*(value.tokens if isinstance(value, OnDevice) else value for value in inputs))
-            kv, state, tokens, logprobs = outputs
-            return kv, state, OnDevice(tokens), jax.tree.map(OnDevice, logprobs)
+            kv, state, *read = outputs
+            return kv, state, *jax.tree.map(OnDevice, read)
 
         return step if bucket.kind in ("copy", "sampler") else run
 
