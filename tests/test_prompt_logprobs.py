@@ -61,9 +61,9 @@ def fresh_engine(**fields: Any) -> Engine:
     "fields",
     [
         {},
-        {"page_size": 1, "num_pages": 6400},
+        pytest.param({"page_size": 1, "num_pages": 6400}, marks=pytest.mark.slow),
         {"page_size": 16, "num_pages": 400},
-        {"partial_pages": False},
+        pytest.param({"partial_pages": False}, marks=pytest.mark.slow),
         {"enable_prefix_cache": False},
         {"mixed_steps": True, "overlap": False},
     ],

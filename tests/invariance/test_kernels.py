@@ -21,6 +21,7 @@ def test_through_gpu_kernels(mixed_steps: bool) -> None:
     assert_idle(engine)
 
 
+@pytest.mark.slow
 def test_through_tpu_kernels_in_short() -> None:
     """Prefill and decode with the write in passing, and a second time from the cache."""
     engine = tiny_engine(attention_backend="pallas_tpu_interpret", page_size=8, num_pages=61)

@@ -146,7 +146,15 @@ def assert_right(case: OracleCase, capsys: pytest.CaptureFixture[str], *, small:
     assert_no_race(capsys)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# Most of a minute each.
+LONG_CASES = ("bfloat16-window", "two-lane-groups")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.slow) if case.name in LONG_CASES else case for case in CASES],
+    ids=lambda case: case.name,
+)
 def test_chunks(case: OracleCase, capsys: pytest.CaptureFixture[str]) -> None:
     assert_right(case, capsys, small=True)
 
